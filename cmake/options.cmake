@@ -1,0 +1,34 @@
+# How every target of ours is compiled. A target takes it by linking psplus_options; nothing here
+# touches a global flag.
+
+add_library(psplus_options INTERFACE)
+target_compile_features(psplus_options INTERFACE cxx_std_20)
+# A multiplication and a subtraction fused into one rounding would make results depend on the
+# instruction set.
+target_compile_options(psplus_options INTERFACE -Wall -Wextra -ffp-contract=off)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
+  # g++ 12 sees an uninitialised string in every std::variant that can hold one.
+  target_compile_options(psplus_options INTERFACE -Wno-maybe-uninitialized)
+endif()
+if(PSPLUS_WERROR)
+  target_compile_options(psplus_options INTERFACE -Werror)
+endif()
+
+set(PSPLUS_SANITIZE_FLAGS "")
+if(PSPLUS_SANITIZE STREQUAL "thread")
+  set(PSPLUS_SANITIZE_FLAGS -fsanitize=thread)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # g++ warns at every fence that this sanitizer does not model it. Code that relies on one takes
+    # another path in such a build.
+    target_compile_options(psplus_options INTERFACE -Wno-tsan)
+  endif()
+elseif(PSPLUS_SANITIZE STREQUAL "address")
+  set(PSPLUS_SANITIZE_FLAGS -fsanitize=address,undefined -fno-sanitize-recover=all)
+elseif(PSPLUS_SANITIZE)
+  message(FATAL_ERROR "PSPLUS_SANITIZE is '${PSPLUS_SANITIZE}'; it may be thread, address or empty")
+endif()
+if(PSPLUS_SANITIZE)
+  target_compile_options(psplus_options INTERFACE ${PSPLUS_SANITIZE_FLAGS} -g
+                                                  -fno-omit-frame-pointer)
+  target_link_options(psplus_options INTERFACE ${PSPLUS_SANITIZE_FLAGS})
+endif()
