@@ -1,0 +1,42 @@
+#include "base/status.hpp"
+
+#include <cerrno>
+#include <system_error>
+
+#include <fmt/format.h>
+
+namespace psplus {
+
+std::string_view to_string(StatusCode code) noexcept {
+  switch (code) {
+    case StatusCode::kOk:
+      return "ok";
+    case StatusCode::kTimeout:
+      return "timeout";
+    case StatusCode::kPeerLost:
+      return "peer lost";
+    case StatusCode::kLayoutMismatch:
+      return "layout mismatch";
+    case StatusCode::kConfig:
+      return "configuration";
+    case StatusCode::kNoSpace:
+      return "no space";
+    case StatusCode::kBusy:
+      return "busy";
+    case StatusCode::kClosed:
+      return "closed";
+    case StatusCode::kInternal:
+      return "internal";
+  }
+  return "unknown";
+}
+
+Status Status::from_errno(std::string_view operation, std::string_view what, int error_number) {
+  const bool exhausted = error_number == ENOMEM || error_number == ENOSPC ||
+                         error_number == EMFILE || error_number == ENFILE;
+  return {exhausted ? StatusCode::kNoSpace : StatusCode::kInternal,
+          fmt::format("{} failed for {}: {}", operation, what,
+                      std::generic_category().message(error_number))};
+}
+
+}  // namespace psplus
