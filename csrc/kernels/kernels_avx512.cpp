@@ -1,0 +1,34 @@
+// 64-byte vectors; compiled for AVX-512 F, BW, DQ and VL.
+
+#include <immintrin.h>
+
+#include "kernels/kernels_vector.hpp"
+
+namespace psplus::kernels {
+namespace {
+
+// The zero-masked forms, all lanes on: g++ 12 takes the plain ones' own placeholder for a variable
+// that is used uninitialised.
+struct Avx512 : VectorTypes<64> {
+  static F32 widen_f16(U16Half bits) {
+    const __m256i half = __builtin_bit_cast(__m256i, bits);
+    return __builtin_bit_cast(F32, _mm512_maskz_cvtph_ps(kAllLanes, half));
+  }
+  static U16Half narrow_f16(F32 value) {
+    const __m512 wide = __builtin_bit_cast(__m512, value);
+    return __builtin_bit_cast(
+        U16Half, _mm512_maskz_cvtps_ph(kAllLanes, wide, _MM_FROUND_TO_NEAREST_INT));
+  }
+
+ private:
+  static constexpr __mmask16 kAllLanes = 0xffff;
+};
+
+}  // namespace
+
+const KernelTable& avx512_table() noexcept {
+  static constexpr KernelTable kTable = VectorKernels<Avx512>::make_table(Isa::avx512);
+  return kTable;
+}
+
+}  // namespace psplus::kernels
