@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/status.hpp"
+#include "store/layout.hpp"
+#include "store/limits.hpp"
+#include "store/segment_header.hpp"
+#include "store/words.hpp"
+
+/// Shard segments: a chunk table over a pool of units, changed by copy-on-write.
+///
+/// Invariant: the unit that a table entry names holds, complete and unchanging, the chunk as the
+/// batch in that entry left it. The server writes only units that no entry names. A reader that
+/// finds the same entry before and after its copy has therefore copied one batch's chunk: had the
+/// unit been reused, the entry would have changed first (order P1, P2 below).
+namespace psplus::store {
+
+/// Spare units of a shard: one for each thread that applies. Two threads must never share one.
+inline constexpr std::uint32_t kSpareUnits = 1;
+
+struct ShardHeader {
+  SegmentHeader header;
+  std::uint64_t layout_offset;
+  std::uint64_t layout_bytes;
+  std::uint64_t table_offset;
+  std::uint64_t pool_offset;
+  std::uint64_t unit_bytes;   ///< a value chunk, later its optimizer-state chunk behind it
+  std::uint32_t chunk_count;
+  std::uint32_t unit_count;
+  std::uint64_t reserved[2];
+};
+static_assert(sizeof(ShardHeader) == 128);
+
+/// A mapped shard, for readers.
+class ShardView {
+ public:
+  ShardView() = default;
+  explicit ShardView(std::span<std::byte> bytes) noexcept : bytes_(bytes) {}
+
+  [[nodiscard]] static std::size_t segment_bytes(const ExtentLayout& layout) noexcept;
+  /// Writes header, layout and the first table into a zeroed segment: chunk c lies in unit c, batch 0.
+  static void format(std::span<std::byte> bytes, const ExtentLayout& layout);
+  /// Checks every offset against the segment's size and every entry against the pool.
+  [[nodiscard]] Status check() const;
+
+  [[nodiscard]] explicit operator bool() const noexcept { return !bytes_.empty(); }
+  [[nodiscard]] const ShardHeader& header() const noexcept {
+    return *reinterpret_cast<const ShardHeader*>(bytes_.data());
+  }
+  [[nodiscard]] std::span<const std::byte> layout_bytes() const noexcept {
+    return bytes_.subspan(header().layout_offset, header().layout_bytes);
+  }
+  [[nodiscard]] Word& entry(ChunkIndex chunk) const noexcept {
+    return reinterpret_cast<Word*>(bytes_.data() + header().table_offset)[index(chunk)];
+  }
+  [[nodiscard]] std::byte* unit(UnitIndex unit) const noexcept {
+    return bytes_.data() + header().pool_offset + index(unit) * header().unit_bytes;
+  }
+
+  /// Copies `chunk`, which the server may be updating, into `out` (unit_bytes at most; a multiple of
+  /// 8 bytes). Never waits for the server: it repeats when the entry moved meanwhile.
+  /// @return the batch that made what was copied; kBusy when it moved on each of `max_tries`.
+  /// `retries`, if given, is raised by the number of repetitions.
+  [[nodiscard]] Result<BatchId> read_chunk(ChunkIndex chunk, std::span<std::byte> out,
+                                           std::uint64_t* retries = nullptr,
+                                           int max_tries = 1000) const;
+
+ private:
+  std::span<std::byte> bytes_;
+};
+
+/// The free units of a shard, known to its only writer: pool minus table, never stored.
+class FreeUnits {
+ public:
+  FreeUnits() = default;
+  /// Derives them from the table. kInternal when the table names a unit twice.
+  static Result<FreeUnits> derive(const ShardView& shard);
+
+  /// The unit that apply thread `thread` writes next.
+  [[nodiscard]] UnitIndex spare(std::size_t thread) const noexcept { return units_[thread]; }
+  /// The chunk moved to the spare unit; the unit it left becomes the spare.
+  void exchange(std::size_t thread, UnitIndex replaced) noexcept { units_[thread] = replaced; }
+
+ private:
+  std::vector<UnitIndex> units_;
+};
+
+}  // namespace psplus::store
