@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+#include "base/ids.hpp"
+#include "store/control.hpp"
+
+/// Who counts in a stream, and up to which step replies are released. Pure functions of the control
+/// segment, so a successor computes what its predecessor did.
+namespace psplus::server {
+
+[[nodiscard]] store::MemberState member_state(const store::ControlBlock& control, MemberId member);
+[[nodiscard]] store::StreamMemberState stream_state(const store::StreamEntry& stream,
+                                                    MemberId member);
+
+/// Whether `member` counts for N, gates and BSP steps: it is live, has not left the stream, and has
+/// registered it or is a founder that surely will (wrappers match by order of construction).
+[[nodiscard]] bool is_active(const store::ControlBlock& control, StreamId stream, MemberId member);
+[[nodiscard]] std::uint32_t active_count(const store::ControlBlock& control, StreamId stream);
+
+/// Smallest clock among active members; `otherwise` when there is none.
+[[nodiscard]] Step min_clock(const store::ControlBlock& control, StreamId stream, Step otherwise);
+
+/// Step up to which `member` has its replies. SSP holds the reply to a step above min(c) + s, so
+/// nobody gets more than s + 1 pushes ahead of the slowest (Ho et al. 2013, NIPS).
+[[nodiscard]] Step released_step(const store::ControlBlock& control, StreamId stream,
+                                 MemberId member);
+
+}  // namespace psplus::server
