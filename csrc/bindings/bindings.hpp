@@ -1,0 +1,23 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <pybind11/pybind11.h>
+
+#include "worker/dense_stream.hpp"
+#include "worker/session.hpp"
+
+namespace psplus::bindings {
+
+void bind_session(pybind11::module_& module);
+void bind_dense_stream(pybind11::module_& module);
+
+[[nodiscard]] inline nanoseconds to_duration(double seconds) {
+  constexpr double kLongest = 1e9;  // thirty years; beyond that nanoseconds overflow
+  return nanoseconds{static_cast<std::int64_t>(std::min(seconds, kLongest) * 1e9)};
+}
+
+}  // namespace psplus::bindings

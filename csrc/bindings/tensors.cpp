@@ -1,0 +1,83 @@
+#include "bindings/tensors.hpp"
+
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace psplus::bindings {
+namespace {
+
+void check(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout) {
+  const auto params = layout.params();
+  if (tensors.size() != params.size())
+    throw std::invalid_argument(
+        fmt::format("expected {} tensors, got {}", params.size(), tensors.size()));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    const store::ParamSpec& param = params[i];
+    if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu())
+      throw std::invalid_argument(
+          fmt::format("parameter '{}' must be a dense CPU tensor", param.name));
+    const auto sizes = tensor.sizes();
+    if (to_dtype(tensor.scalar_type()) != param.dtype ||
+        !std::equal(sizes.begin(), sizes.end(), param.shape.begin(), param.shape.end()))
+      throw std::invalid_argument(fmt::format(
+          "parameter '{}' was registered as {} of shape [{}], but now is {} of shape [{}]; a "
+          "parameter keeps its shape and dtype while it is wrapped",
+          param.name, name(param.dtype), fmt::join(param.shape, ", "),
+          name(to_dtype(tensor.scalar_type())), fmt::join(sizes.begin(), sizes.end(), ", ")));
+  }
+}
+
+/// Conjugated and negated views are lazy in torch: their memory holds other values.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+}  // namespace
+
+DType to_dtype(at::ScalarType type) {
+  if (type == at::kFloat) return DType::float32;
+  if (type == at::kDouble) return DType::float64;
+  if (type == at::kBFloat16) return DType::bfloat16;
+  if (type == at::kHalf) return DType::float16;
+  if (type == at::kComplexFloat) return DType::complex64;
+  if (type == at::kComplexDouble) return DType::complex128;
+  throw std::invalid_argument(fmt::format("dtype {} is not supported", c10::toString(type)));
+}
+
+ReadableTensors::ReadableTensors(const std::vector<at::Tensor>& tensors,
+                                 const store::ExtentLayout& layout) {
+  check(tensors, layout);
+  for (const at::Tensor& tensor : tensors) {
+    kept_.push_back(is_plain(tensor) ? tensor.detach()
+                                     : tensor.detach().resolve_conj().resolve_neg().contiguous());
+    pointers_.push_back(kept_.back().const_data_ptr());
+  }
+}
+
+WritableTensors::WritableTensors(const std::vector<at::Tensor>& tensors,
+                                 const store::ExtentLayout& layout)
+    : tensors_(tensors) {
+  check(tensors, layout);
+  for (const at::Tensor& tensor : tensors_) {
+    contiguous_.push_back(
+        is_plain(tensor) ? tensor.detach()
+                         : at::empty(tensor.sizes(), tensor.options().memory_format(
+                                                         at::MemoryFormat::Contiguous)));
+    pointers_.push_back(contiguous_.back().mutable_data_ptr());
+  }
+}
+
+void WritableTensors::finish() {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    if (!is_plain(tensors_[i]))
+      tensors_[i].detach().copy_(contiguous_[i]);  // shares the version counter, and bumps it
+    else
+      tensors_[i].unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace psplus::bindings

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "store/layout.hpp"
+
+namespace psplus::bindings {
+
+/// The dtype of a layout for a tensor; throws std::invalid_argument for others.
+[[nodiscard]] DType to_dtype(at::ScalarType type);
+
+/// Tensors as pointers to contiguous elements, in the order of a layout, for reading. Keeps copies of
+/// those that are not contiguous. Throws std::invalid_argument, naming the parameter, when a tensor is
+/// not a dense CPU tensor of the declared shape and dtype.
+class ReadableTensors {
+ public:
+  ReadableTensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout);
+  [[nodiscard]] std::span<const void* const> pointers() const noexcept { return pointers_; }
+
+ private:
+  std::vector<at::Tensor> kept_;
+  std::vector<const void*> pointers_;
+};
+
+/// The same for writing: `finish()` copies into tensors that are not contiguous and bumps the version
+/// counter of each, so that a backward which saved the old values raises as in plain torch.
+class WritableTensors {
+ public:
+  WritableTensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout);
+  [[nodiscard]] std::span<void* const> pointers() const noexcept { return pointers_; }
+  void finish();
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> contiguous_;
+  std::vector<void*> pointers_;
+};
+
+}  // namespace psplus::bindings

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+
+#include "base/fd.hpp"
+#include "base/status.hpp"
+
+/// The files of a job's directory on one host.
+namespace psplus::shm {
+
+[[nodiscard]] inline std::string socket_path(const std::string& job_dir) {
+  return job_dir + "/server.sock";
+}
+[[nodiscard]] inline std::string log_path(const std::string& job_dir) {
+  return job_dir + "/server.log";
+}
+
+/// The lock that only a job's server holds; the kernel lets go of it when the server dies, however.
+/// kBusy when another server has it.
+Result<UniqueFd> take_server_lock(const std::string& job_dir);
+
+/// Locks a control segment for one server, on a description of its own, so that a descriptor that
+/// was passed around does not share the lock. Waits until `deadline` for a predecessor to let go.
+Result<UniqueFd> lock_control(const UniqueFd& control, Deadline deadline);
+
+}  // namespace psplus::shm

@@ -1,0 +1,169 @@
+// Pulls and waits of a dense stream.
+
+#include <algorithm>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/futex.hpp"
+#include "kernels/kernels.hpp"
+#include "server/gate.hpp"
+#include "worker/dense_stream.hpp"
+
+namespace psplus::worker {
+namespace {
+
+constexpr nanoseconds kLook = milliseconds{100};
+
+double seconds(nanoseconds duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+Status DenseStream::wait(std::string_view what, const std::function<bool()>& ready) {
+  const TimePoint since = Clock::now();
+  for (;;) {
+    const bool done = wait_until(mail().wake, Deadline::after(kLook), ready);
+    if (done) {
+      counters_.waited += Clock::now() - since;
+      return {};
+    }
+    if (Status status = still_hopeful(what, since); !status.ok()) return status;
+  }
+}
+
+Status DenseStream::still_hopeful(std::string_view what, TimePoint since) const {
+  if (Status status = session_->check_server(since); !status.ok()) return status;
+  if (queue_.closed() && !closed_)
+    return {StatusCode::kClosed, "the server has closed this worker's queue: it was expelled"};
+  const auto waited = Clock::now() - since;
+  if (waited < options_.timeout) return {};
+  bool all_alive = true;
+  const std::string who = missing_workers(since, all_alive);
+  if (all_alive && waited < options_.straggler_timeout) return {};
+  return {StatusCode::kTimeout,
+          fmt::format("rank {} waited {:.1f} s for {}; {}", raw(session_->options().rank),
+                      seconds(waited), what, who)};
+}
+
+/// Names the workers that the stream's gates wait for, and whether each has shown life.
+std::string DenseStream::missing_workers(TimePoint since, bool& all_alive) const {
+  const store::ControlBlock& control = session_->control();
+  const Step own{entry().members[index(session_->member())].clock.load(std::memory_order_relaxed)};
+  std::vector<std::string> parts;
+  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
+    const MemberId member{m};
+    if (member == session_->member() || !server::is_active(control, options_.stream, member))
+      continue;
+    const Step clock{entry().members[m].clock.load(std::memory_order_relaxed)};
+    if (clock > own) continue;
+    const TimePoint sign = from_nanoseconds(
+        control.members[m].last_sign_of_life.load(std::memory_order_relaxed));
+    const auto silent = Clock::now() - std::max(sign, since);
+    const bool alive = silent < options_.timeout;
+    all_alive = all_alive && alive;
+    parts.push_back(fmt::format("rank {} (process {}) is at step {}{}",
+                                control.members[m].rank.load(std::memory_order_relaxed),
+                                control.members[m].process.load(std::memory_order_relaxed),
+                                raw(clock),
+                                alive ? " and alive"
+                                      : fmt::format(" and silent for {:.1f} s", seconds(silent))));
+  }
+  return parts.empty() ? "no worker is behind" : fmt::format("{}", fmt::join(parts, "; "));
+}
+
+Status DenseStream::wait_for_slot() {
+  return wait("a free push slot", [&] { return queue_.slot_is_free(); });
+}
+
+Status DenseStream::wait_applied() {
+  return wait("its pushes to be applied", [&] { return queue_.all_applied(); });
+}
+
+Status DenseStream::request_cut() {
+  if (!pulls_) {
+    const auto answer = session_->ask(wire::NeedPull{options_.stream}, {}, [&] {
+      return session_->check_server(Clock::now());
+    });
+    if (!answer.ok()) return answer.status();
+    pull_segment_ = session_->segment(store::SegmentKind::kPull, extent_);
+    if (pull_segment_ == nullptr)
+      return {StatusCode::kInternal, "the server made no pull buffers"};
+    pulls_ = store::PullView{pull_segment_->bytes(), layout_.value_bytes()};
+  }
+  if (Status status = wait_applied(); !status.ok()) return status;
+  // The other buffer may hold the snapshot of the step at hand, or the reply to the last push.
+  const std::uint32_t reply = static_cast<std::uint32_t>((base_clock_ + steps_) % 2);
+  const std::uint32_t buffer = steps_ == 0 ? reply : 1 - reply;
+  const std::uint64_t request = ++cuts_ << 1 | buffer;
+  mail().cut_requested.store(request, std::memory_order_seq_cst);
+  session_->ring();
+  const Status status = wait("a cut of the server", [&] {
+    return mail().cut_done.load(std::memory_order_acquire) == request;
+  });
+  if (status.ok()) cut_ = buffer;
+  return status;
+}
+
+void DenseStream::copy_out(std::span<const std::byte> values, ChunkIndex chunk,
+                           std::span<void* const> params, double local_scale) const {
+  const std::uint64_t begin = index(chunk) * layout_.chunk_bytes();
+  const std::uint64_t end = begin + layout_.chunk_bytes();
+  const auto [first, last] = layout_.params_of_chunk(chunk);
+  const std::byte* const slot = slots_.values(queue_.next()).data();
+  for (std::uint32_t k = first; k < last; ++k) {
+    const std::uint32_t i = layout_.order()[k];
+    const store::ParamPlace& place = layout_.places()[i];
+    const std::uint64_t from = std::max(begin, place.byte_offset);
+    const std::uint64_t to = std::min(end, place.byte_end());
+    const DType dtype = layout_.params()[i].dtype;
+    const std::size_t scalar_bytes = storage_bytes(place.storage);
+    const std::size_t own_bytes = element_bytes(dtype) / scalars_per_element(dtype);
+    auto* const x = static_cast<std::byte*>(params[i]) +
+                    (from - place.byte_offset) / scalar_bytes * own_bytes;
+    const bool with_delta = local_scale != 0.0 && carried_[i] != 0;
+    const auto pull = [&]<class S>(S) {
+      kernels::best().of<S>().pull(
+          dtype, reinterpret_cast<const S*>(values.data() + (from - begin)),
+          with_delta ? reinterpret_cast<const S*>(slot + from) : nullptr,
+          static_cast<S>(local_scale), x, (to - from) / scalar_bytes);
+    };
+    if (place.storage == Storage::float32)
+      pull(float{});
+    else
+      pull(double{});
+  }
+}
+
+Status DenseStream::pull(std::span<void* const> params, double local_scale) {
+  carried_.resize(layout_.params().size(), 0);
+  const std::size_t chunk_bytes = layout_.chunk_bytes();
+  std::vector<std::byte> copy(chunk_bytes);
+  for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c) {
+    const ChunkIndex chunk{c};
+    if (options_.pull == store::PullMode::kBuffered) {
+      copy_out(pulls_.values(*cut_).subspan(c * chunk_bytes, chunk_bytes), chunk, params,
+               local_scale);
+      continue;
+    }
+    const auto batch = shard_.read_chunk(chunk, copy, &counters_.retries);
+    if (!batch.ok()) return batch.status();
+    copy_out(copy, chunk, params, local_scale);
+  }
+  counters_.bytes_pulled += layout_.value_bytes();
+  return {};
+}
+
+Status DenseStream::pull_cut(std::span<void* const> params) {
+  const auto snapshot_buffer = cut_;
+  if (Status status = request_cut(); !status.ok()) return status;
+  const std::size_t chunk_bytes = layout_.chunk_bytes();
+  for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c)
+    copy_out(pulls_.values(*cut_).subspan(c * chunk_bytes, chunk_bytes), ChunkIndex{c}, params, 0.0);
+  counters_.bytes_pulled += layout_.value_bytes();
+  // An evaluation is no snapshot: the next step goes on from what it had.
+  cut_ = options_.pull == store::PullMode::kBuffered ? snapshot_buffer : std::nullopt;
+  return {};
+}
+
+}  // namespace psplus::worker

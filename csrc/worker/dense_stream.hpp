@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "base/status.hpp"
+#include "store/layout.hpp"
+#include "store/mailbox.hpp"
+#include "store/shard.hpp"
+#include "worker/push_queue.hpp"
+#include "worker/session.hpp"
+#include "worker/step_vector.hpp"
+
+namespace psplus::worker {
+
+struct StreamOptions {
+  StreamId stream{};
+  store::Mode mode = store::Mode::kAsync;
+  store::PullMode pull = store::PullMode::kMapped;
+  std::uint64_t bound = store::kNoBound;  ///< staleness bound in steps
+  nanoseconds timeout = std::chrono::seconds{60};
+  nanoseconds straggler_timeout = std::chrono::seconds{1800};
+};
+
+/// What a worker knows when it has begun a snapshot.
+struct Observation {
+  std::uint64_t observed = 0;          ///< foreign pushes between the last two snapshots
+  std::optional<std::uint64_t> actual; ///< staleness of the last acknowledged push
+  std::uint64_t step = 0;              ///< the step that the worker is at, from 1
+  std::uint32_t num_workers = 0;
+  std::vector<std::uint64_t> step_vector;  ///< gate counters by rank
+  std::vector<double> rates;               ///< pushes a second by rank, 0 while unknown
+};
+
+/// One worker's end of a stream of dense parameters by the generic path: a snapshot of the
+/// parameters, whatever optimizer steps on them, and the difference as the push.
+///
+/// Parameters are passed as pointers to contiguous elements of the declared dtype, in the order of
+/// the layout. Calls that wait follow the session's time-out rules.
+/// Thread safety: none; one thread steps.
+class DenseStream {
+ public:
+  /// Registers the stream and waits until this worker counts in it. Errors: kLayoutMismatch, kConfig,
+  /// kTimeout (names the workers that are missing).
+  static Result<std::unique_ptr<DenseStream>> open(std::shared_ptr<Session> session,
+                                                   StreamOptions options,
+                                                   store::ExtentLayout layout,
+                                                   std::span<const std::byte> blob);
+
+  [[nodiscard]] bool provides() const { return session_->provides(options_.stream); }
+  [[nodiscard]] bool rejoined() const noexcept { return rejoined_; }
+  /// Blob of the worker whose values count, empty if there is none.
+  [[nodiscard]] std::span<const std::byte> blob() const noexcept;
+
+  Status publish_values(std::span<const void* const> params);
+  /// @return true when the servers hold somebody's values; false when this worker is the one that
+  /// must publish_values() now (also because the one before it died).
+  Result<bool> wait_initialised();
+  void snapshot(std::span<const void* const> params);
+  /// @return index of the first parameter with a difference that is not finite, -1 if there is none.
+  Result<std::int64_t> write_delta(std::span<const void* const> params,
+                                   std::span<const std::uint8_t> carried);
+  Status write_nothing();
+  Status publish(double lambda);
+  /// Waits until own step `steps() - lag` is applied, visible and released.
+  Status wait_round(std::uint64_t lag);
+  Status observe();
+  [[nodiscard]] Observation observation() const;
+  Status pull(std::span<void* const> params, double local_scale);
+  /// One state between two batches that contains all own pushes.
+  Status pull_cut(std::span<void* const> params);
+  Status barrier();
+  Status close(nanoseconds timeout);
+
+  [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
+  [[nodiscard]] const store::ExtentLayout& layout() const noexcept { return layout_; }
+  [[nodiscard]] Session& session() noexcept { return *session_; }
+
+  struct Counters {
+    std::uint64_t bytes_pushed = 0;
+    std::uint64_t bytes_pulled = 0;
+    std::uint64_t retries = 0;
+    nanoseconds waited{0};
+  };
+  [[nodiscard]] const Counters& counters() const noexcept { return counters_; }
+  /// Gate counters by rank, as they are now.
+  [[nodiscard]] std::vector<std::uint64_t> step_vector() const;
+
+ private:
+  DenseStream(std::shared_ptr<Session> session, StreamOptions options, store::ExtentLayout layout);
+  Status attach_views();
+  /// Waits until `ready()`; `what` completes "waited for" in the message.
+  Status wait(std::string_view what, const std::function<bool()>& ready);
+  /// Why a wait that began at `since` must end: server silent, or a peer silent or too slow.
+  [[nodiscard]] Status still_hopeful(std::string_view what, TimePoint since) const;
+  [[nodiscard]] std::string missing_workers(TimePoint since, bool& all_alive) const;
+  Status wait_for_slot();
+  Status wait_applied();
+  Status request_cut();
+  Status publish_flags(std::uint32_t flags, double lambda);
+  void copy_out(std::span<const std::byte> values, ChunkIndex chunk, std::span<void* const> params,
+                double local_scale) const;
+  [[nodiscard]] store::MailStream& mail() const noexcept {
+    return session_->mailbox().streams[index(options_.stream)];
+  }
+  [[nodiscard]] const store::StreamEntry& entry() const noexcept {
+    return session_->control().streams[index(options_.stream)];
+  }
+  [[nodiscard]] std::vector<std::uint64_t> by_rank(const std::vector<std::uint64_t>& members) const;
+
+  const std::shared_ptr<Session> session_;
+  const StreamOptions options_;
+  const store::ExtentLayout layout_;
+  ExtentId extent_{};
+
+  std::shared_ptr<Segment> shard_segment_;
+  std::shared_ptr<Segment> slots_segment_;
+  std::shared_ptr<Segment> pull_segment_;
+  std::shared_ptr<Segment> blob_segment_;
+  store::ShardView shard_;
+  store::SlotsView slots_;
+  store::PullView pulls_;
+  PushQueue queue_;
+
+  bool rejoined_ = false;
+  bool closed_ = false;
+  std::uint64_t base_clock_ = 0;     ///< gate counter at which this worker entered
+  std::uint64_t barriers_ = 0;       ///< barriers this worker has stood at
+  std::uint64_t steps_ = 0;          ///< steps published
+  std::uint64_t cuts_ = 0;           ///< cuts requested
+  std::optional<std::uint32_t> cut_; ///< pull buffer that holds the snapshot at hand (buffered)
+
+  std::vector<std::byte> before_;    ///< parameters before the step, in the extent's addressing
+  std::uint32_t prepared_flags_ = 0; ///< of the push in the next slot
+  std::vector<std::uint8_t> carried_;
+  StepVector seen_;                  ///< vector of the last snapshot
+  std::uint64_t observed_ = 0;
+  std::uint64_t computed_on_ = 0;    ///< foreign pushes in the snapshot that the push was computed on
+  Counters counters_;
+};
+
+}  // namespace psplus::worker

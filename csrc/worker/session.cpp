@@ -1,0 +1,167 @@
+#include "worker/session.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/futex.hpp"
+
+namespace psplus::worker {
+namespace {
+
+constexpr nanoseconds kLook = milliseconds{100};
+
+double seconds(nanoseconds duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+Session::Session(SessionOptions options) : options_(std::move(options)), process_(::getpid()) {}
+
+Result<std::shared_ptr<Session>> Session::connect(SessionOptions options) {
+  std::shared_ptr<Session> session{new Session(std::move(options))};
+  session->nudge_ = UniqueFd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  if (!session->nudge_) return Status::from_errno("eventfd", "a session", errno);
+  session->thread_ = std::make_unique<std::jthread>(
+      [raw_session = session.get()](std::stop_token stop) noexcept { raw_session->run(stop); });
+  const Deadline deadline = Deadline::after(session->options_.timeout);
+  std::unique_lock lock(session->mutex_);
+  while (!session->attached_ && session->failure_.ok()) {
+    if (session->options_.interrupted()) return Status{StatusCode::kClosed, "interrupted"};
+    if (deadline.passed())
+      return Status{StatusCode::kTimeout,
+                    fmt::format("rank {} could not attach to the server of this job within {} s; see "
+                                "{}/server.log",
+                                raw(session->options_.rank), seconds(session->options_.timeout),
+                                session->options_.job_dir)};
+    session->changed_.wait_for(lock, kLook);
+  }
+  if (!session->failure_.ok()) return session->failure_;
+  lock.unlock();
+  return session;
+}
+
+Session::~Session() {
+  if (::getpid() != process_) {
+    // A forked child has no such thread: nothing to join, and joining would hang.
+    static_cast<void>(thread_.release());
+    return;
+  }
+  if (thread_ == nullptr) return;
+  thread_->request_stop();
+  ::eventfd_write(nudge_.get(), 1);
+}
+
+Status Session::send(const wire::ToServer& message, const std::vector<int>& fds) {
+  return socket_.send(wire::encode(message), fds, Deadline::after(std::chrono::seconds{1}));
+}
+
+Result<wire::ToWorker> Session::ask(const wire::ToServer& request, const std::vector<int>& fds,
+                                    const std::function<Status()>& still_hopeful) {
+  const std::scoped_lock one_at_a_time(requests_);
+  std::unique_lock lock(mutex_);
+  std::uint32_t asked_in = 0;  // life_ counts from 1
+  answer_.reset();
+  for (;;) {
+    if (!failure_.ok()) return failure_;
+    if (answer_) {
+      if (auto* const refused = std::get_if<wire::Refused>(&*answer_))
+        return Status{refused->code, refused->text};
+      return *std::exchange(answer_, std::nullopt);
+    }
+    if (connected_ && asked_in != life_) {
+      asked_in = life_;
+      // A failed send shows as a lost connection: the thread attaches again, and we ask again.
+      if (Status sent = send(request, fds); sent.code() == StatusCode::kInternal) return sent;
+    }
+    changed_.wait_for(lock, kLook);
+    if (answer_ || !failure_.ok()) continue;
+    lock.unlock();
+    const Status hopeful = options_.interrupted() ? Status{StatusCode::kClosed, "interrupted"}
+                                                  : still_hopeful();
+    lock.lock();
+    if (!hopeful.ok()) return hopeful;
+  }
+}
+
+Status Session::close(nanoseconds timeout) {
+  if (::getpid() != process_ || thread_ == nullptr) return {};
+  Status result;
+  const Deadline deadline = Deadline::after(timeout);
+  const auto answer = ask(wire::Detach{}, {}, [&]() -> Status {
+    if (!deadline.passed()) return {};
+    return {StatusCode::kTimeout,
+            fmt::format("rank {} left without an answer: its last pushes were not applied within {} s",
+                        raw(options_.rank), seconds(timeout))};
+  });
+  if (!answer.ok() && answer.status().code() != StatusCode::kClosed) result = answer.status();
+  thread_->request_stop();
+  ::eventfd_write(nudge_.get(), 1);
+  thread_.reset();
+  const std::scoped_lock lock(mutex_);
+  if (failure_.ok()) failure_ = {StatusCode::kClosed, "this session is closed"};
+  return result;
+}
+
+void Session::ring() noexcept {
+  // Pairs with the server's store of 1 before its last look (see shm::Server::sleep_or_poll).
+  if (control_->server_sleeps.load(std::memory_order_seq_cst) == 0) return;
+  const std::scoped_lock lock(mutex_);
+  if (doorbell_) ::eventfd_write(doorbell_.get(), 1);
+}
+
+Status Session::failure() const {
+  const std::scoped_lock lock(mutex_);
+  return failure_;
+}
+
+Status Session::check_server(TimePoint waiting_since) const {
+  if (options_.interrupted()) return {StatusCode::kClosed, "interrupted"};
+  if (Status failed = failure(); !failed.ok()) return failed;
+  const TimePoint sign =
+      from_nanoseconds(control_->last_sign_of_life.load(std::memory_order_relaxed));
+  const auto silent = Clock::now() - std::max(sign, waiting_since);
+  if (silent < options_.timeout) return {};
+  return {StatusCode::kTimeout,
+          fmt::format("the server of this job (process {}) has given no sign of life for {:.1f} s; see "
+                      "{}/server.log",
+                      control_->server_process.load(std::memory_order_relaxed), seconds(silent),
+                      options_.job_dir)};
+}
+
+std::shared_ptr<Segment> Session::segment(store::SegmentKind kind, ExtentId extent) const {
+  const std::scoped_lock lock(mutex_);
+  return held_.find(kind, extent);
+}
+
+std::shared_ptr<Segment> Session::segment(SegmentId id) const {
+  const std::scoped_lock lock(mutex_);
+  return held_.find(id);
+}
+
+bool Session::provides(StreamId stream) const {
+  const std::scoped_lock lock(mutex_);
+  return (provided_streams_ >> raw(stream) & 1) != 0;
+}
+
+void Session::fail(Status status) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (failure_.ok()) failure_ = std::move(status);
+    connected_ = false;
+  }
+  wake_waiters();
+}
+
+void Session::wake_waiters() noexcept {
+  changed_.notify_all();
+  if (mailbox_ == nullptr) return;
+  for (store::MailStream& mail : mailbox_->streams) notify(mail.wake);
+}
+
+}  // namespace psplus::worker

@@ -1,0 +1,202 @@
+// The thread of a session: attaching, taking descriptors, heartbeat, replacing a dead server.
+
+#include <cerrno>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/shm/job_files.hpp"
+#include "worker/server_process.hpp"
+#include "worker/session.hpp"
+
+namespace psplus::worker {
+namespace {
+
+constexpr nanoseconds kHeartbeat = milliseconds{500};
+constexpr nanoseconds kRetry = milliseconds{2};
+constexpr nanoseconds kStartPatience = std::chrono::seconds{15};
+
+}  // namespace
+
+void Session::run(std::stop_token stop) noexcept {
+  ::pthread_setname_np(::pthread_self(), "psplus-session");
+  try {
+    while (!stop.stop_requested()) {
+      Status status = establish(stop);
+      if (status.ok()) status = serve(stop);
+      if (stop.stop_requested()) return;
+      if (status.code() != StatusCode::kPeerLost) return fail(std::move(status));
+      // The server is gone, or dropped us: come back, or replace it.
+      const std::scoped_lock lock(mutex_);
+      if (detached_) return;
+      connected_ = false;
+      if (attached_) restarts_.fetch_add(1, std::memory_order_relaxed);
+    }
+  } catch (const std::exception& error) {
+    fail({StatusCode::kInternal, fmt::format("the session's thread: {}", error.what())});
+  }
+}
+
+/// Connects to the job's server; starts one when nobody listens, handing it what we hold.
+Status Session::establish(std::stop_token stop) {
+  const Deadline deadline = Deadline::after(options_.timeout);
+  Status last{StatusCode::kTimeout, "no server could be reached"};
+  while (!stop.stop_requested()) {
+    auto socket = UnixSocket::connect(shm::socket_path(options_.job_dir));
+    if (socket.ok()) {
+      const std::scoped_lock lock(mutex_);
+      socket_ = std::move(socket).value();
+      server_process_.reset();  // its Welcome brings the new one
+      if (!attached_) held_.clear();
+      return introduce();
+    }
+    if (socket.status().code() != StatusCode::kBusy) return socket.status();
+    std::vector<int> segments;
+    int predecessor = -1;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (attached_) {
+        segments = held_.descriptors();
+        predecessor = server_process_.get();
+      }
+    }
+    const auto reply = start_server(options_.server_path, options_.job_dir, segments, predecessor,
+                                    deadline.at_most(kStartPatience));
+    if (!reply.ok()) {
+      if (reply.status().code() == StatusCode::kConfig) return reply.status();
+      last = reply.status();
+    } else if (reply->result == wire::BootResult::kFailed) {
+      last = {StatusCode::kPeerLost,
+              fmt::format("the server of this job could not be started: {}", reply->text)};
+    }
+    if (deadline.passed())
+      return {StatusCode::kTimeout, fmt::format("{} (gave up after {} s)", last.message(),
+                                                std::chrono::duration<double>(options_.timeout).count())};
+    std::this_thread::sleep_for(kRetry);  // a winner of the race may be about to listen
+  }
+  return last;
+}
+
+Status Session::introduce() {
+  auto own_process = open_pidfd(process_);
+  if (!own_process.ok()) return own_process.status();
+  const std::vector<int> fds{own_process->get()};
+  if (attached_)
+    return send(wire::Resume{.protocol = wire::kProtocolVersion,
+                             .job = job_,
+                             .member = member_,
+                             .incarnation = incarnation_,
+                             .holding = held_.last()},
+                fds);
+  return send(wire::Attach{.protocol = wire::kProtocolVersion,
+                           .rank = options_.rank,
+                           .world_size = options_.world_size,
+                           .process = static_cast<std::uint32_t>(process_)},
+              fds);
+}
+
+Status Session::serve(std::stop_token stop) {
+  TimePoint next_beat = Clock::now();
+  for (;;) {
+    if (stop.stop_requested()) return {};
+    if (Clock::now() >= next_beat) {
+      next_beat = Clock::now() + kHeartbeat;
+      if (mailbox_ != nullptr) mailbox_->heartbeat.fetch_add(1, std::memory_order_relaxed);
+    }
+    pollfd entries[3] = {{.fd = socket_.fd().get(), .events = POLLIN, .revents = 0},
+                         {.fd = nudge_.get(), .events = POLLIN, .revents = 0},
+                         {.fd = server_process_.get(), .events = POLLIN, .revents = 0}};
+    const auto left = std::chrono::ceil<milliseconds>(next_beat - Clock::now()).count();
+    const int ready = ::poll(entries, 3, static_cast<int>(std::max<std::int64_t>(left, 0)));
+    if (ready < 0 && errno != EINTR) return Status::from_errno("poll", "a session", errno);
+    if (ready <= 0) continue;
+    if (entries[0].revents != 0) {
+      if (Status status = receive(); !status.ok()) return status;
+    } else if (entries[2].revents != 0) {
+      return {StatusCode::kPeerLost, "the server of this job ended"};
+    }
+  }
+}
+
+Status Session::receive() {
+  for (;;) {
+    auto message = socket_.receive(Deadline{Clock::now()});
+    if (message.status().code() == StatusCode::kBusy) return {};
+    if (!message.ok()) return message.status();
+    if (Status status = take(std::move(message).value()); !status.ok()) return status;
+  }
+}
+
+Status Session::take(UnixMessage message) {
+  auto decoded = wire::decode_to_worker(message.bytes);
+  if (!decoded.ok()) return decoded.status();
+  const std::scoped_lock lock(mutex_);
+  if (const auto* const m = std::get_if<wire::Welcome>(&*decoded))
+    return welcome(*m, std::move(message.fds));
+  if (const auto* const m = std::get_if<wire::Offer>(&*decoded)) {
+    if (message.fds.size() != 1)
+      return {StatusCode::kInternal, "the server offered a segment without its descriptor"};
+    if (Status status = held_.add(m->segment, std::move(message.fds.front())); !status.ok())
+      return status;
+    return send(wire::Holding{held_.last()}, {});
+  }
+  if (const auto* const m = std::get_if<wire::Drop>(&*decoded)) {
+    held_.drop(m->segment);
+    return {};
+  }
+  if (std::holds_alternative<wire::Attached>(*decoded)) {
+    mailbox_segment_ = held_.find(store::SegmentKind::kMailbox, ExtentId{});
+    if (mailbox_segment_ == nullptr)
+      return {StatusCode::kInternal, "the server attached this worker without a mailbox"};
+    mailbox_ = reinterpret_cast<store::MailboxBlock*>(mailbox_segment_->bytes().data());
+    attached_ = connected_ = true;
+    ++life_;
+    changed_.notify_all();
+    return {};
+  }
+  if (const auto* const m = std::get_if<wire::Refused>(&*decoded); m != nullptr && m->fatal)
+    return {m->code == StatusCode::kPeerLost ? StatusCode::kInternal : m->code, m->text};
+  if (const auto* const m = std::get_if<wire::StreamReady>(&*decoded)) {
+    const std::uint64_t bit = std::uint64_t{1} << raw(m->stream);
+    if (m->provides) provided_streams_ |= bit;
+    if ((std::exchange(ready_streams_, ready_streams_ | bit) & bit) != 0) {
+      // No answer: whoever was to provide the values has died, and it is our turn.
+      wake_waiters();
+      return {};
+    }
+  }
+  detached_ = detached_ || std::holds_alternative<wire::Detached>(*decoded);
+  answer_ = std::move(*decoded);
+  changed_.notify_all();
+  return {};
+}
+
+Status Session::welcome(const wire::Welcome& message, std::vector<UniqueFd> fds) {
+  if (fds.size() != 3)
+    return {StatusCode::kInternal, "the server's welcome lacks its descriptors"};
+  if (!attached_) {
+    member_ = message.member;
+    incarnation_ = message.incarnation;
+    job_ = message.job;
+    held_.set_self(member_, incarnation_);
+    auto header = SegmentId{1};
+    if (Status status = held_.add(header, std::move(fds[0])); !status.ok()) return status;
+    control_segment_ = held_.find(header);
+    if (control_segment_->size() != sizeof(store::ControlBlock))
+      return {StatusCode::kInternal,
+              "the control segment has another size; install the same psplus version everywhere"};
+    control_ = reinterpret_cast<const store::ControlBlock*>(control_segment_->bytes().data());
+  }
+  server_process_ = std::move(fds[1]);
+  doorbell_ = std::move(fds[2]);
+  epoch_.store(message.epoch, std::memory_order_relaxed);
+  return {};
+}
+
+}  // namespace psplus::worker

@@ -1,0 +1,102 @@
+#include "worker/stream_start.hpp"
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/segment.hpp"
+
+namespace psplus::worker {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+Result<Segment> segment_with(std::string_view label, std::span<const std::byte> bytes) {
+  // At least one byte: an empty memfd cannot be mapped.
+  auto segment = Segment::create(label, std::max<std::size_t>(bytes.size(), 1));
+  if (segment.ok()) std::copy(bytes.begin(), bytes.end(), segment->bytes().begin());
+  return segment;
+}
+
+/// Who is attached and who has registered the stream, by rank.
+struct Roll {
+  std::set<std::uint32_t> registered;
+  std::set<std::uint32_t> attached;
+};
+
+Roll call_roll(const store::ControlBlock& control, StreamId stream) {
+  Roll roll;
+  for (std::size_t m = 0; m < store::kMaxMembers; ++m) {
+    const store::MemberEntry& member = control.members[m];
+    if (static_cast<store::MemberState>(member.state.load(std::memory_order_acquire)) !=
+        store::MemberState::kLive)
+      continue;
+    const std::uint32_t rank = member.rank.load(kRelaxed);
+    roll.attached.insert(rank);
+    if (static_cast<store::StreamMemberState>(
+            control.streams[index(stream)].members[m].state.load(kRelaxed)) ==
+        store::StreamMemberState::kRegistered)
+      roll.registered.insert(rank);
+  }
+  return roll;
+}
+
+}  // namespace
+
+Result<wire::StreamReady> register_stream(Session& session, const StreamOptions& options,
+                                          const store::ExtentLayout& layout,
+                                          std::span<const std::byte> blob) {
+  const auto layout_bytes = layout.serialize();
+  const auto layout_segment = segment_with("psplus-layout", layout_bytes);
+  if (!layout_segment.ok()) return layout_segment.status();
+  const auto blob_segment = segment_with("psplus-blob", blob);
+  if (!blob_segment.ok()) return blob_segment.status();
+  std::vector<int> fds{layout_segment->fd().get()};
+  if (!blob.empty()) fds.push_back(blob_segment->fd().get());
+
+  // Whoever arrives is a sign of life; whoever is attached but still builds its model is slow, not
+  // silent.
+  TimePoint last_arrival = Clock::now();
+  const TimePoint began = last_arrival;
+  std::size_t arrived = 0;
+  const auto still_hopeful = [&]() -> Status {
+    if (Status status = session.check_server(began); !status.ok()) return status;
+    const Roll roll = call_roll(session.control(), options.stream);
+    if (roll.attached.size() + roll.registered.size() > arrived) {
+      arrived = roll.attached.size() + roll.registered.size();
+      last_arrival = Clock::now();
+    }
+    const std::uint32_t world = session.options().world_size;
+    const bool all_attached = roll.attached.size() >= world;
+    const auto silent = Clock::now() - last_arrival;
+    if (silent < (all_attached ? options.straggler_timeout : options.timeout)) return {};
+    std::vector<std::uint32_t> missing;
+    for (std::uint32_t rank = 0; rank < world; ++rank)
+      if (!roll.registered.contains(rank)) missing.push_back(rank);
+    return {StatusCode::kTimeout,
+            fmt::format("{} of {} workers joined; rank {} {} missing after {:.1f} s without an "
+                        "arrival. Start all ranks with the same PSPLUS_JOB (or under one torchrun), "
+                        "or set WORLD_SIZE to the number of workers",
+                        roll.registered.size(), world, fmt::join(missing, ", "),
+                        missing.size() == 1 ? "is" : "are",
+                        std::chrono::duration<double>(silent).count())};
+  };
+  auto answer = session.ask(wire::OpenStream{.stream = options.stream,
+                                             .mode = options.mode,
+                                             .pull = options.pull,
+                                             .bound = options.bound,
+                                             .layout_bytes = layout_bytes.size(),
+                                             .blob_bytes = blob.size(),
+                                             .has_blob = !blob.empty()},
+                            fds, still_hopeful);
+  if (!answer.ok()) return answer.status();
+  const auto* const ready = std::get_if<wire::StreamReady>(&*answer);
+  if (ready == nullptr || ready->stream != options.stream)
+    return Status{StatusCode::kInternal, "the server answered another question"};
+  return *ready;
+}
+
+}  // namespace psplus::worker

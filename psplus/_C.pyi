@@ -1,0 +1,170 @@
+"""Native half of psplus: sessions with the host's server, dense streams, kernels.
+
+Every call that waits releases the GIL, has a time-out in seconds of silence, and raises
+``psplus.TimeoutError``, ``psplus.PeerLost``, ``psplus.LayoutMismatch``, ``psplus.ConfigError`` or
+``psplus.Error`` (the classes handed over by ``set_error_types``).
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+def set_error_types(types: dict[str, type[Exception]]) -> None:
+    """Hand over the exception classes: keys error, timeout, peer_lost, layout_mismatch, config."""
+
+def kernel_isa() -> str:
+    """Name of the instruction set that the kernels use on this machine."""
+
+def all_finite(tensors: Sequence[Tensor]) -> int:
+    """Index of the first dense CPU tensor with a NaN or an infinity, -1 if there is none."""
+
+class Session:
+    """This process's attachment to its host's server, which is started when none is there."""
+
+    def __init__(
+        self,
+        *,
+        job_dir: str,
+        server_path: str,
+        rank: int,
+        world_size: int,
+        timeout: float = 60.0,
+        straggler_timeout: float = 1800.0,
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def num_workers(self) -> int:
+        """Workers that are attached and alive now."""
+    @property
+    def server_pid(self) -> int: ...
+    @property
+    def server_restarts(self) -> int:
+        """Take-overs of a killed server that this session has seen."""
+    def open_stream(
+        self,
+        *,
+        ordinal: int,
+        mode: str,
+        bound: int | None,
+        buffered: bool,
+        params: Sequence[tuple[str, str, Sequence[int]]],
+        blob: bytes | None,
+        timeout: float = 60.0,
+        straggler_timeout: float = 1800.0,
+        chunk_bytes: int = 65536,
+    ) -> DenseStream:
+        """Register the ``ordinal``-th stream of the job, with one extent of ``params``.
+
+        Args:
+            ordinal: Number of this stream by order of construction, from 0; equal on all workers.
+            mode: ``"async"`` (ASP, SSP, PS+) or ``"bsp"``.
+            bound: Staleness bound in steps; ``None``: none.
+            buffered: Cuts of the server instead of a mapped shard.
+            params: Name, dtype name (``"float32"``) and shape of each parameter.
+            blob: What others shall find in ``DenseStream.blob``: hyper-parameters and state; the
+                server keeps that of the rank whose values count.
+
+        The first stream of a job waits until ``world_size`` workers have registered it.
+        """
+    def close(self, timeout: float = 5.0) -> None:
+        """Flush, detach and stop the session's thread. Idempotent."""
+
+class Observation:
+    """What a worker knows when it has taken a snapshot."""
+
+    @property
+    def observed(self) -> int:
+        """Foreign pushes between this worker's last two snapshots."""
+    @property
+    def actual(self) -> int:
+        """Staleness that the server reported for the last acknowledged push; -1 before the first."""
+    @property
+    def step(self) -> int:
+        """Steps this worker has pushed or is about to push: 1 for the first."""
+    @property
+    def step_vector(self) -> list[int]:
+        """Gate counter of each rank, 0 for absent ones; length at least world_size."""
+    @property
+    def rates(self) -> list[float]:
+        """Pushes a second of each rank over its last 16 pushes, 0.0 while unknown."""
+    @property
+    def num_workers(self) -> int:
+        """Workers that take part in this stream now."""
+
+class DenseStream:
+    """One ``wrap``: push slots, gates, step vector and shard of a set of dense parameters.
+
+    Tensor lists are in the order of ``params`` of ``open_stream``: dense CPU tensors with the
+    declared dtype and shape. Contiguous and channels_last tensors are used in place; others are
+    handled by a copy. Written tensors have their version counter bumped.
+    """
+
+    @property
+    def provides(self) -> bool:
+        """Whether this worker's values are the initial ones: it must call publish_values()."""
+    @property
+    def blob(self) -> bytes | None:
+        """The blob of the rank whose values count; None when this worker provides."""
+    @property
+    def rejoined(self) -> bool:
+        """Whether the server already held values when this worker came."""
+    @property
+    def steps(self) -> int:
+        """Steps pushed by this worker."""
+    @property
+    def bytes_pushed(self) -> int: ...
+    @property
+    def bytes_pulled(self) -> int: ...
+    @property
+    def wait_seconds(self) -> float: ...
+    @property
+    def retries(self) -> int:
+        """Chunks read again because the server changed them meanwhile."""
+    def publish_values(self, params: Sequence[Tensor]) -> None:
+        """Make these values the global ones: an ordered batch that sets instead of adding; waits
+        until it is applied. Not a step."""
+    def wait_initialised(self) -> bool:
+        """Wait until the servers hold somebody's values; True then.
+
+        False at once when this worker has to publish_values() first, also because the worker that
+        was to do so died: ``while not s.wait_initialised(): s.publish_values(params)``.
+        """
+    def snapshot(self, params: Sequence[Tensor]) -> None:
+        """Remember the parameters as they are before the inner optimizer's step."""
+    def write_delta(self, params: Sequence[Tensor], carried: Sequence[bool]) -> int:
+        """delta = snapshot - parameter, in float32 (float64), into the next push slot.
+
+        Waits until that slot is free. Parameters that are not carried are not pushed.
+        Returns the index of the first parameter whose delta is not finite, -1 if all are.
+        """
+    def write_nothing(self) -> None:
+        """The next push is a skipped step: it counts and carries nothing."""
+    def publish(self, lam: float) -> None:
+        """Publish the push prepared by write_delta() or write_nothing(), scaled by ``lam``."""
+    def wait_round(self, lag: int) -> None:
+        """Wait until own push ``steps - lag`` is applied, visible and released by the gate.
+
+        ``lag`` 0: the last one published (BSP, SSP, ASP). PS+ calls it before publish(), where 0
+        names the previous step's push. Counts below 1 return at once.
+        """
+    def observe(self) -> Observation:
+        """Begin a snapshot: loads the step vector. Call before pull()."""
+    def peek(self) -> Observation:
+        """The last observation, with the newest ``actual`` and step vector; begins nothing."""
+    def pull(self, params: Sequence[Tensor], local_scale: float) -> None:
+        """parameter = W - local_scale * (delta in the push slot that was written last).
+
+        ``local_scale`` 0, and parameters that were not carried: parameter = W. W is the mapped shard
+        or, in buffered mode, the cut that came with the last released push.
+        """
+    def pull_cut(self, params: Sequence[Tensor]) -> Observation:
+        """Copy one cut, made between two batches, that contains all own pushes."""
+    def barrier(self) -> None:
+        """Wait for all workers that have not closed this stream: the n-th calls match."""
+    def step_vector(self) -> list[int]:
+        """Gate counter of each rank now."""
+    def close(self, timeout: float = 5.0) -> None:
+        """Leave the gates of this stream once the published pushes are in. Idempotent."""
