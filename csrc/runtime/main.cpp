@@ -15,6 +15,7 @@
 #include "base/unix_socket.hpp"
 #include "runtime/shm/job_files.hpp"
 #include "runtime/shm/server.hpp"
+#include "runtime/shm/survivors.hpp"
 #include "wire/boot.hpp"
 
 namespace {
@@ -90,6 +91,10 @@ int serve(const std::string& job_dir, const UnixSocket& starter) {
     return EXIT_SUCCESS;
   }
   const bool takes_over = !boot->segments.empty();
+  if (!takes_over && !psplus::shm::living_workers(job_dir).empty()) {
+    reply(BootResult::kLostRace, "workers of a server that ended are about to replace it");
+    return EXIT_SUCCESS;
+  }
   auto server =
       psplus::shm::Server::open(job_dir, std::move(boot->segments), psplus::server::Config{}, log_line);
   if (!server.ok()) return fail(server.status());

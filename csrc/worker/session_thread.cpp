@@ -1,5 +1,6 @@
 // The thread of a session: attaching, taking descriptors, heartbeat, replacing a dead server.
 
+#include <algorithm>
 #include <cerrno>
 #include <thread>
 #include <utility>
@@ -19,7 +20,8 @@ namespace psplus::worker {
 namespace {
 
 constexpr nanoseconds kHeartbeat = milliseconds{500};
-constexpr nanoseconds kRetry = milliseconds{2};
+constexpr nanoseconds kFirstRetry = milliseconds{2};
+constexpr nanoseconds kLongestRetry = milliseconds{50};
 constexpr nanoseconds kStartPatience = std::chrono::seconds{15};
 
 }  // namespace
@@ -47,6 +49,7 @@ void Session::run(std::stop_token stop) noexcept {
 Status Session::establish(std::stop_token stop) {
   const Deadline deadline = Deadline::after(options_.timeout);
   Status last{StatusCode::kTimeout, "no server could be reached"};
+  nanoseconds retry = kFirstRetry;
   while (!stop.stop_requested()) {
     auto socket = UnixSocket::connect(shm::socket_path(options_.job_dir));
     if (socket.ok()) {
@@ -71,14 +74,24 @@ Status Session::establish(std::stop_token stop) {
     if (!reply.ok()) {
       if (reply.status().code() == StatusCode::kConfig) return reply.status();
       last = reply.status();
-    } else if (reply->result == wire::BootResult::kFailed) {
-      last = {StatusCode::kPeerLost,
-              fmt::format("the server of this job could not be started: {}", reply->text)};
+    } else {
+      switch (reply->result) {
+        case wire::BootResult::kReady:
+          continue;
+        case wire::BootResult::kLostRace:
+          last = {StatusCode::kPeerLost, reply->text};
+          break;
+        case wire::BootResult::kFailed:
+          last = {StatusCode::kPeerLost,
+                  fmt::format("the server of this job could not be started: {}", reply->text)};
+          break;
+      }
     }
     if (deadline.passed())
       return {StatusCode::kTimeout, fmt::format("{} (gave up after {} s)", last.message(),
                                                 std::chrono::duration<double>(options_.timeout).count())};
-    std::this_thread::sleep_for(kRetry);  // a winner of the race may be about to listen
+    std::this_thread::sleep_for(retry);  // the winner of the race may be about to listen
+    retry = std::min(retry * 2, kLongestRetry);
   }
   return last;
 }

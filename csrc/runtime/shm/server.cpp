@@ -12,6 +12,7 @@
 
 #include "base/futex.hpp"
 #include "runtime/shm/job_files.hpp"
+#include "runtime/shm/survivors.hpp"
 
 namespace psplus::shm {
 namespace {
@@ -136,7 +137,18 @@ Status Server::run(std::stop_token stop) {
     carry_out_effects();
   }
   ::unlink(socket_path(job_dir_).c_str());
+  if (stopping_) forget_workers(job_dir_);
   return {};
+}
+
+/// Before a worker hears that it is attached or detached: who is listed is waited for after a crash.
+void Server::list_workers() {
+  std::vector<std::uint32_t> processes;
+  for (const store::MemberEntry& member : store_.control().members)
+    if (static_cast<store::MemberState>(member.state.load(std::memory_order_relaxed)) ==
+        store::MemberState::kLive)
+      processes.push_back(member.process.load(std::memory_order_relaxed));
+  if (Status status = write_workers(job_dir_, processes); !status.ok()) log_(status.message());
 }
 
 void Server::sleep_or_poll(bool busy) {
@@ -264,11 +276,15 @@ void Server::lose(ConnectionId id) {
   if (connections_.erase(id) == 0) return;
   core_->handle(server::Lost{id}, Clock::now());
   carry_out_effects();
+  list_workers();
 }
 
 void Server::carry_out_effects() {
   for (server::Effect& effect : core_->take_effects()) {
     if (auto* const send = std::get_if<server::Send>(&effect)) {
+      if (std::holds_alternative<wire::Attached>(send->message) ||
+          std::holds_alternative<wire::Detached>(send->message))
+        list_workers();
       carry_out(*send);
     } else if (const auto* const wake = std::get_if<server::Wake>(&effect)) {
       if (store_.has_mailbox(wake->member)) notify(store_.mail(wake->member, wake->stream).wake);

@@ -47,6 +47,7 @@ class Server {
   void carry_out_effects();
   void carry_out(server::Send& send);
   void tick_if_due();
+  void list_workers();
 
   const std::string job_dir_;
   const server::Config config_;
