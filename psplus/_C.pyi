@@ -150,6 +150,11 @@ class DenseStream:
         ``lag`` 0: the last one published (BSP, SSP, ASP). PS+ calls it before publish(), where 0
         names the previous step's push. Counts below 1 return at once.
         """
+    def refresh(self) -> None:
+        """Wait until all own pushes are applied; observe() and pull() then show W as it is now.
+
+        In buffered mode the reply to the last push may be older than what others have pushed since.
+        """
     def observe(self) -> Observation:
         """Begin a snapshot: loads the step vector. Call before pull()."""
     def peek(self) -> Observation:

@@ -152,10 +152,10 @@ void check(const KernelTable& tested) {
       kernels->float32.pull(dtype, src.data(), change.data(), 0.1F, out.data(), kCount);
       keep();
     }
-    all.push_back(kernels->float32.delta(DType::float32, src.data(), change.data(), out.data(),
-                                         kCount)
-                      ? 1.0F
-                      : 0.0F);
+    all.push_back(
+        kernels->float32.delta(DType::float32, src.data(), change.data(), out.data(), kCount)
+            ? 1.0F
+            : 0.0F);
     keep();
     results.push_back(std::move(all));
   }

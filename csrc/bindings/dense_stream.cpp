@@ -128,6 +128,7 @@ void bind_dense_stream(py::module_& module) {
           "wait_round",
           [](DenseStream& s, std::uint64_t lag) { run([&] { return s.wait_round(lag); }); },
           py::arg("lag"))
+      .def("refresh", [](DenseStream& s) { run([&] { return s.refresh(); }); })
       .def("observe", &observe)
       .def("peek", &DenseStream::observation)
       .def("pull", &pull, py::arg("params"), py::arg("local_scale"))

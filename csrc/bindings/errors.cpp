@@ -1,5 +1,7 @@
 #include "bindings/errors.hpp"
 
+#include <pybind11/stl.h>
+
 #include <map>
 #include <string>
 

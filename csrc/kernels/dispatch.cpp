@@ -37,8 +37,9 @@ bool has_avx512() noexcept { return false; }
 
 void throw_storage_mismatch(DType dtype, Storage storage) {
   const std::string held = storage == Storage::float32 ? "float32" : "float64";
-  throw std::invalid_argument("a " + std::string(name(dtype)) + " parameter given to the kernels for " +
-                              held + " storage; choose them by storage_of(dtype)");
+  throw std::invalid_argument("a " + std::string(name(dtype)) +
+                              " parameter given to the kernels for " + held +
+                              " storage; choose them by storage_of(dtype)");
 }
 
 std::string_view name(Isa isa) {

@@ -16,8 +16,8 @@ struct Avx512 : VectorTypes<64> {
   }
   static U16Half narrow_f16(F32 value) {
     const __m512 wide = __builtin_bit_cast(__m512, value);
-    return __builtin_bit_cast(
-        U16Half, _mm512_maskz_cvtps_ph(kAllLanes, wide, _MM_FROUND_TO_NEAREST_INT));
+    return __builtin_bit_cast(U16Half,
+                              _mm512_maskz_cvtps_ph(kAllLanes, wide, _MM_FROUND_TO_NEAREST_INT));
   }
 
  private:

@@ -19,8 +19,8 @@ template <class S>
 void widen(DType dtype, const void* src, S* dst, std::size_t begin, std::size_t end);
 
 template <class S>
-[[nodiscard]] bool delta(DType dtype, const S* before, const void* after, S* out,
-                         std::size_t begin, std::size_t end);
+[[nodiscard]] bool delta(DType dtype, const S* before, const void* after, S* out, std::size_t begin,
+                         std::size_t end);
 
 template <class S>
 void apply(S* dst, const S* src, const PushTerm<S>* terms, std::size_t count, std::size_t begin,

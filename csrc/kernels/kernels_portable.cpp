@@ -35,7 +35,8 @@ struct Portable : VectorTypes<16> {
     const U32 odd = (magnitude >> 13) & 1;
     // Rebias the exponent, round to nearest even; 65520 and above carry into infinity.
     const U32 normal = (magnitude - ((127 - 15) << 23) + 0x0fff + odd) >> 13;
-    // The unit in the last place of 0.5f is 2^-24, that of a float16 subnormal: the addition rounds.
+    // The unit in the last place of 0.5f is 2^-24, that of a float16 subnormal: the addition
+    // rounds.
     const F32 lifted = __builtin_bit_cast(F32, magnitude) + 0.5F;
     const U32 subnormal = __builtin_bit_cast(U32, lifted) - 0x3f00'0000;
     const I32 signed_magnitude = as_signed(magnitude);

@@ -188,8 +188,8 @@ template void apply(float*, const float*, const PushTerm<float>*, std::size_t, s
                     std::size_t) noexcept;
 template void apply(double*, const double*, const PushTerm<double>*, std::size_t, std::size_t,
                     std::size_t) noexcept;
-template void apply_mean(float*, const float*, const float* const*, std::size_t, float,
-                         std::size_t, std::size_t) noexcept;
+template void apply_mean(float*, const float*, const float* const*, std::size_t, float, std::size_t,
+                         std::size_t) noexcept;
 template void apply_mean(double*, const double*, const double* const*, std::size_t, double,
                          std::size_t, std::size_t) noexcept;
 template void pull(DType, const float*, const float*, float, void*, std::size_t, std::size_t);
@@ -207,10 +207,9 @@ constexpr StorageKernels<S> kWholeSpan = {
                 std::size_t n) { return scalar::delta(dtype, before, after, out, 0, n); },
     .apply = [](S* dst, const S* src, const PushTerm<S>* terms, std::size_t count,
                 std::size_t n) noexcept { scalar::apply(dst, src, terms, count, 0, n); },
-    .apply_mean = [](S* dst, const S* src, const S* const* deltas, std::size_t count, S scale,
-                     std::size_t n) noexcept {
-      scalar::apply_mean(dst, src, deltas, count, scale, 0, n);
-    },
+    .apply_mean =
+        [](S* dst, const S* src, const S* const* deltas, std::size_t count, S scale,
+           std::size_t n) noexcept { scalar::apply_mean(dst, src, deltas, count, scale, 0, n); },
     .pull = [](DType dtype, const S* w, const S* delta, S scale, void* x,
                std::size_t n) { scalar::pull(dtype, w, delta, scale, x, 0, n); },
 };

@@ -293,10 +293,8 @@ struct VectorKernels {
     const U16 lift = U16{} + static_cast<std::uint16_t>(0x8000 - infinity);
     const U16 magnitude = U16{} + std::uint16_t{0x7fff};
     U16 gathered = {};
-    const std::size_t tail =
-        sweep<kLanes<std::uint16_t>>(n, [=, &gathered](std::size_t i) {
-          gathered |= (load<U16>(in + i) & magnitude) + lift;
-        });
+    const std::size_t tail = sweep<kLanes<std::uint16_t>>(
+        n, [=, &gathered](std::size_t i) { gathered |= (load<U16>(in + i) & magnitude) + lift; });
     finite = !any(gathered, std::uint16_t{0x8000});
     return tail;
   }

@@ -70,7 +70,7 @@ Status end_predecessor(const UniqueFd& process) {
   return {StatusCode::kPeerLost, "the previous server cannot be ended, so it is not replaced"};
 }
 
-int serve(const std::string& job_dir, const UnixSocket& starter) {
+int serve(const std::string& job_dir, UnixSocket starter) {
   const auto reply = [&](BootResult result, const std::string& text) {
     const Status sent = psplus::wire::send_boot_reply(starter, BootReply{result, text},
                                                       Deadline::after(kBootPatience));
@@ -100,6 +100,7 @@ int serve(const std::string& job_dir, const UnixSocket& starter) {
   if (!server.ok()) return fail(server.status());
   log_line(takes_over ? "took over from a server that ended" : "started");
   reply(BootResult::kReady, "");
+  starter = UnixSocket{};
   const Status status = (*server)->run(std::stop_token{});
   log_line(status.ok() ? "all workers have gone, ending" : status.message());
   return status.ok() ? EXIT_SUCCESS : EXIT_FAILURE;
@@ -116,14 +117,15 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::string job_dir = argv[2];
-  const UnixSocket starter{UniqueFd{psplus::wire::kBootFd}};
+  UnixSocket starter{UniqueFd{psplus::wire::kBootFd}};
   // Twice removed from the worker: it reaps the first process at once and never sees a zombie.
   const pid_t child = ::fork();
   if (child != 0) return child < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
   ::setsid();
   try {
+    if (Status made = psplus::shm::make_job_directory(job_dir); !made.ok()) log_line(made.message());
     detach_from_starter(job_dir);
-    return serve(job_dir, starter);
+    return serve(job_dir, std::move(starter));
   } catch (const std::exception& error) {
     log_line(fmt::format("ended by an exception: {}", error.what()));
     return EXIT_FAILURE;

@@ -82,7 +82,7 @@ bool Core::step(std::size_t budget, TimePoint now) {
     if (log_.empty() && batcher_.open_next()) log_.append(ApplyBatch{});
     if (log_.empty()) {
       expel_offenders();
-      return false;
+      return busy();  // without them a gate may have opened, and its cut waits
     }
     applier_.begin(log_.front());
     running_ = true;

@@ -58,21 +58,24 @@ Status Store::adopt(std::vector<SegmentHandle> segments) {
   return check_complete();
 }
 
-/// A stream is open before anybody holds its shard. When the server dies in between, nobody has
-/// relied on it: whoever asked for it asks again.
+/// An extent is open before anybody holds its shard, and its stream right after it. When the server
+/// dies in between, nobody has relied on them: whoever asked for the stream asks again.
 void Store::forget_unused_streams() {
-  for (StreamEntry& stream : control_->streams) {
-    if (stream.open.load(std::memory_order_acquire) == 0) continue;
-    const std::uint16_t extent = stream.extents[0].load(kRelaxed);
+  for (std::size_t e = kMaxExtents; e-- > 0;) {
+    ExtentEntry& extent = control_->extents[e];
+    if (extent.open.load(std::memory_order_acquire) == 0 || shards_.contains(e)) continue;
+    const std::uint32_t of = extent.stream.load(kRelaxed);
+    if (of >= kMaxStreams) continue;  // check_complete() names the shard
+    StreamEntry& stream = control_->streams[of];
     const bool used = std::any_of(
         std::begin(stream.members), std::end(stream.members), [](const StreamMember& member) {
           return static_cast<StreamMemberState>(member.state.load(kRelaxed)) !=
                  StreamMemberState::kAbsent;
         });
-    if (used || shards_.contains(extent)) continue;
+    if (used) continue;
     put(stream.open, 0);
-    put(control_->extents[extent].open, 0);
-    put(control_->layout_version, extent);
+    put(extent.open, 0);
+    put(control_->layout_version, static_cast<std::uint32_t>(e));
   }
 }
 

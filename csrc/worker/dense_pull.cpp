@@ -154,6 +154,13 @@ Status DenseStream::pull(std::span<void* const> params, double local_scale) {
   return {};
 }
 
+Status DenseStream::refresh() {
+  if (options_.pull == store::PullMode::kMapped) return wait_applied();
+  const Status status = request_cut();
+  if (status.ok()) refreshed_at_ = steps_;
+  return status;
+}
+
 Status DenseStream::pull_cut(std::span<void* const> params) {
   const auto snapshot_buffer = cut_;
   if (Status status = request_cut(); !status.ok()) return status;

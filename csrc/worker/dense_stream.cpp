@@ -179,7 +179,8 @@ Status DenseStream::wait_round(std::uint64_t lag) {
   const std::uint64_t target = base_clock_ + steps_ - lag;
   const Status status = wait("its pushes to be applied and released",
                              [&] { return raw(queue_.released()) >= target; });
-  if (status.ok() && options_.pull == store::PullMode::kBuffered)
+  const bool refreshed = lag == 0 && refreshed_at_ == steps_;  // newer than the reply
+  if (status.ok() && options_.pull == store::PullMode::kBuffered && !refreshed)
     cut_ = static_cast<std::uint32_t>(target % 2);
   return status;
 }

@@ -72,7 +72,10 @@ class DenseStream {
   Status observe();
   [[nodiscard]] Observation observation() const;
   Status pull(std::span<void* const> params, double local_scale);
-  /// One state between two batches that contains all own pushes.
+  /// Waits until all own pushes are applied; a pull after it shows W as it is now, also in buffered
+  /// mode, where the reply to the last push may be older than what others have pushed since.
+  Status refresh();
+  /// One state between two batches that contains all own pushes. Begins no snapshot.
   Status pull_cut(std::span<void* const> params);
   Status barrier();
   Status close(nanoseconds timeout);
@@ -134,6 +137,7 @@ class DenseStream {
   std::uint64_t steps_ = 0;          ///< steps published
   std::uint64_t cuts_ = 0;           ///< cuts requested
   std::optional<std::uint32_t> cut_; ///< pull buffer that holds the snapshot at hand (buffered)
+  std::optional<std::uint64_t> refreshed_at_;  ///< steps_ when that snapshot came from refresh()
 
   std::vector<std::byte> before_;    ///< parameters before the step, in the extent's addressing
   std::uint32_t prepared_flags_ = 0; ///< of the push in the next slot

@@ -6,19 +6,39 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 namespace psplus::shm {
 
+Status make_job_directory(const std::string& job_dir) {
+  if (::mkdir(job_dir.c_str(), 0700) == 0 || errno == EEXIST) return {};
+  return Status::from_errno("mkdir", job_dir, errno);
+}
+
+void remove_job(const std::string& job_dir) noexcept {
+  for (const char* name : {"/server.sock", "/workers", "/server.log", "/lock"})
+    ::unlink((job_dir + name).c_str());
+  ::rmdir(job_dir.c_str());
+}
+
 Result<UniqueFd> take_server_lock(const std::string& job_dir) {
   const std::string path = job_dir + "/lock";
-  UniqueFd fd{::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)};
-  if (!fd) return Status::from_errno("open", path, errno);
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK)
-      return Status{StatusCode::kBusy, "another server of this job is running"};
-    return Status::from_errno("flock", path, errno);
+  for (;;) {
+    UniqueFd fd{::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)};
+    if (!fd) return Status::from_errno("open", path, errno);
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK)
+        return Status{StatusCode::kBusy, "another server of this job is running"};
+      return Status::from_errno("flock", path, errno);
+    }
+    // A server that ended meanwhile has removed the file: a lock on what has no name keeps nobody out.
+    struct stat locked {};
+    struct stat named {};
+    if (::fstat(fd.get(), &locked) == 0 && ::stat(path.c_str(), &named) == 0 &&
+        locked.st_ino == named.st_ino && locked.st_dev == named.st_dev)
+      return fd;
   }
-  return fd;
 }
 
 Result<UniqueFd> lock_control(const UniqueFd& control, Deadline deadline) {

@@ -136,8 +136,10 @@ Status Server::run(std::stop_token stop) {
     busy = core_->step(kSliceBytes, Clock::now());
     carry_out_effects();
   }
-  ::unlink(socket_path(job_dir_).c_str());
-  if (stopping_) forget_workers(job_dir_);
+  if (stopping_)
+    remove_job(job_dir_);
+  else
+    ::unlink(socket_path(job_dir_).c_str());
   return {};
 }
 

@@ -8,7 +8,6 @@
 #include <sstream>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 namespace psplus::shm {
 namespace {
@@ -58,10 +57,6 @@ std::vector<std::uint32_t> living_workers(const std::string& job_dir) {
   while (file >> process >> ticks)
     if (start_time(process) == ticks) living.push_back(process);
   return living;
-}
-
-void forget_workers(const std::string& job_dir) noexcept {
-  ::unlink((job_dir + "/workers").c_str());
 }
 
 }  // namespace psplus::shm

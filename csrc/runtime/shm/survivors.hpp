@@ -17,7 +17,4 @@ Status write_workers(const std::string& job_dir, const std::vector<std::uint32_t
 /// Listed processes that still live (same process id, same start time).
 [[nodiscard]] std::vector<std::uint32_t> living_workers(const std::string& job_dir);
 
-/// The job has ended in peace: nobody has anything to hand over.
-void forget_workers(const std::string& job_dir) noexcept;
-
 }  // namespace psplus::shm

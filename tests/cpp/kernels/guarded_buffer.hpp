@@ -16,7 +16,8 @@ template <class T>
 class GuardedBuffer {
  public:
   explicit GuardedBuffer(std::size_t count, std::size_t offset = 0)
-      : count_(count), lines_(2 * kGuardLines + ((count + offset) * sizeof(T) + 63) / 64 + 1),
+      : count_(count),
+        lines_(2 * kGuardLines + ((count + offset) * sizeof(T) + 63) / 64 + 1),
         begin_(kGuardLines * sizeof(Line) + offset * sizeof(T)) {
     std::memset(lines_.data(), static_cast<int>(kPoison), lines_.size() * sizeof(Line));
   }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <limits>
 #include <random>
 #include <span>
 #include <type_traits>
@@ -14,9 +16,8 @@
 namespace psplus::kernels::testing {
 
 template <class S>
-using BitsOf = std::conditional_t<
-    sizeof(S) == 8, std::uint64_t,
-    std::conditional_t<sizeof(S) == 4, std::uint32_t, std::uint16_t>>;
+using BitsOf = std::conditional_t<sizeof(S) == 8, std::uint64_t,
+                                  std::conditional_t<sizeof(S) == 4, std::uint32_t, std::uint16_t>>;
 
 /// The instruction sets this machine runs, the reference included.
 inline std::vector<Isa> supported_isas() {
@@ -28,8 +29,8 @@ inline std::vector<Isa> supported_isas() {
 }
 
 /// 0, 1 and the neighbours of one vector (2 to 32 lanes), of four and eight vectors, of a chunk.
-inline const std::vector<std::size_t> kSizes = {0,   1,   2,   3,   4,   5,   7,    8,     9,
-                                                15,  16,  17,  31,  32,  33,  63,   64,    65,
+inline const std::vector<std::size_t> kSizes = {0,   1,   2,   3,   4,   5,   7,     8,     9,
+                                                15,  16,  17,  31,  32,  33,  63,    64,    65,
                                                 127, 128, 129, 159, 255, 257, 16383, 16384, 16385};
 
 inline const std::vector<std::size_t> kOffsets = {0, 1, 3};
@@ -42,9 +43,18 @@ void fill_floats(std::span<S> out, std::uint32_t seed, bool special) {
   std::uniform_real_distribution<S> mantissa(S(-2), S(2));
   std::uniform_int_distribution<int> exponent(-12, 12);
   using Limits = std::numeric_limits<S>;
-  const S kinds[] = {S(0),           -S(0),           Limits::denorm_min(), -Limits::min() / 2,
-                     Limits::max(),  Limits::lowest(), Limits::infinity(),  -Limits::infinity(),
-                     Limits::quiet_NaN(), S(65520),    S(65519.996),        S(6.1e-5)};
+  const S kinds[] = {S(0),
+                     -S(0),
+                     Limits::denorm_min(),
+                     -Limits::min() / 2,
+                     Limits::max(),
+                     Limits::lowest(),
+                     Limits::infinity(),
+                     -Limits::infinity(),
+                     Limits::quiet_NaN(),
+                     S(65520),
+                     S(65519.996),
+                     S(6.1e-5)};
   for (S& value : out) {
     value = std::ldexp(mantissa(random), exponent(random));
     const auto dice = random() % (8 * std::size(kinds));

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -72,9 +73,9 @@ TEST_P(Halves, EveryGapRoundsToNearestAndTiesToEven) {
   for (std::uint16_t a = 0; a < infinity(); ++a) {
     const auto b = static_cast<std::uint16_t>(a + 1);
     const double low = testing::value_of_bits(a, dtype());
-    const double step = b == infinity() ? low - testing::value_of_bits(
-                                                    static_cast<std::uint16_t>(a - 1), dtype())
-                                        : testing::value_of_bits(b, dtype()) - low;
+    const double step =
+        b == infinity() ? low - testing::value_of_bits(static_cast<std::uint16_t>(a - 1), dtype())
+                        : testing::value_of_bits(b, dtype()) - low;
     const auto middle = static_cast<float>(low + step / 2);
     ASSERT_EQ(middle, low + step / 2) << "the middle is a float32";
     expect(std::nextafter(middle, 0.0F), a);
@@ -110,8 +111,8 @@ TEST_P(Halves, InfinityOverflowAndNaN) {
 }
 
 TEST_P(Halves, KnownPatterns) {
-  const std::vector<float> values = {1.0F,  -2.0F,   0.1F,     3.14159265F, 65504.0F,
-                                     0.0F,  -0.0F,   1.0e-7F,  6.1e-5F,     1.0e-40F};
+  const std::vector<float> values = {1.0F, -2.0F, 0.1F,    3.14159265F, 65504.0F,
+                                     0.0F, -0.0F, 1.0e-7F, 6.1e-5F,     1.0e-40F};
   const std::vector<std::uint16_t> half = {0x3c00, 0xc000, 0x2e66, 0x4248, 0x7bff,
                                            0x0000, 0x8000, 0x0002, 0x03ff, 0x0000};
   const std::vector<std::uint16_t> brain = {0x3f80, 0xc000, 0x3dcd, 0x4049, 0x4780,

@@ -1,0 +1,27 @@
+#include "runtime/sim/heap_source.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "store/limits.hpp"
+
+namespace psplus::sim {
+
+Result<store::SegmentHandle> HeapSource::create(std::string_view label, std::size_t size) {
+  ++created_;
+  if (refused_ == created_)
+    return Status{StatusCode::kNoSpace,
+                  fmt::format("the simulated machine has no {} bytes left for {}", size, label)};
+  const std::size_t reserved = store::round_up(size, store::kPageBytes);
+  const std::shared_ptr<void> memory{std::aligned_alloc(store::kPageBytes, reserved), std::free};
+  if (memory == nullptr)
+    return Status{StatusCode::kNoSpace, fmt::format("no {} bytes left for {}", size, label)};
+  std::memset(memory.get(), 0, reserved);
+  return store::SegmentHandle{
+      .bytes = {static_cast<std::byte*>(memory.get()), size}, .owner = memory, .fd = -1};
+}
+
+}  // namespace psplus::sim

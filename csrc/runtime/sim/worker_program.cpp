@@ -1,0 +1,229 @@
+// What a simulated worker's program does: streams, steps under a scheme, barriers, cuts.
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "runtime/sim/world.hpp"
+#include "worker/step_vector.hpp"
+
+namespace psplus::sim {
+
+Task Worker::live() {
+  co_await attach();
+  const auto& plans = world_.scenario().streams;
+  for (std::size_t s = 0; s < plans.size(); ++s) {
+    streams_.emplace_back();
+    streams_.back().id = StreamId{static_cast<std::uint16_t>(s)};
+    streams_.back().plan = &plans[s];
+    co_await open(streams_.back());
+  }
+  while (Stream* const stream = next_stream()) {
+    const std::uint64_t every = stream->plan->barrier_every;
+    while (every != 0 && stream->barriers < stream->clock() / every) co_await barrier(*stream);
+    if (stream->clock() < stream->plan->target) {
+      co_await step(*stream);
+      continue;
+    }
+    stream->at_target = true;
+    co_await flush(*stream);
+    if (stream->plan->closes) co_await close(*stream);
+  }
+  for (Stream& stream : streams_)
+    if (!stream.has_left) co_await flush(stream);
+  co_await detach();
+}
+
+/// The stream with the lowest clock: an order that all workers share, whenever they joined, so that
+/// none waits on one stream for another that waits for it on a second.
+Worker::Stream* Worker::next_stream() {
+  Stream* next = nullptr;
+  for (Stream& stream : streams_)
+    if (!stream.at_target && (next == nullptr || stream.clock() < next->clock())) next = &stream;
+  return next;
+}
+
+Task Worker::open(Stream& stream) {
+  doing_ = fmt::format("opening stream {}", raw(stream.id));
+  const auto layout = world_.layout(stream.id).serialize();
+  co_await ask(wire::OpenStream{.stream = stream.id,
+                                .mode = stream.plan->mode(),
+                                .pull = stream.plan->pull,
+                                .bound = stream.plan->bound,
+                                .layout_bytes = layout.size(),
+                                .blob_bytes = 0,
+                                .has_blob = false},
+               layout);
+  const auto* const ready = std::get_if<wire::StreamReady>(&*answer_);
+  if (ready == nullptr || ready->stream != stream.id) {
+    world_.checker().fail("protocol", "the server answered another question");
+    throw Failed{};
+  }
+  const bool rejoined = ready->rejoined;
+  stream.first_clock = raw(ready->clock);
+  stream.barriers = ready->barriers;
+  stream.extent = ExtentId{control_->streams[index(stream.id)].extents[0].load()};
+  stream.mail = &mailbox_->streams[index(stream.id)];
+  stream.queue = worker::PushQueue{*stream.mail, incarnation_};
+  const store::ExtentLayout& extent = world_.layout(stream.id);
+  stream.slots = store::SlotsView{own_segment(store::SegmentKind::kSlots, stream.extent),
+                                  extent.bitmap_bytes(), extent.value_bytes()};
+  stream.shard = store::ShardView{own_segment(store::SegmentKind::kShard, stream.extent)};
+  stream.pull = store::PullView{own_segment(store::SegmentKind::kPull, stream.extent),
+                                  world_.layout(stream.id).value_bytes()};
+  if (!stream.slots || !stream.shard ||
+      (stream.plan->pull == store::PullMode::kBuffered && !stream.pull)) {
+    world_.checker().fail("protocol", "a stream is ready, but a segment of it is missing");
+    throw Failed{};
+  }
+  world_.checker().joined(stream.id, life(), *stream.mail, stream.barriers);
+  if (!rejoined) co_await provide_or_wait(stream);
+  // The first snapshot.
+  if (stream.plan->pull == store::PullMode::kBuffered)
+    co_await take_cut(stream);
+  else
+    co_await read_shard(stream, BatchId{0});
+}
+
+Task Worker::provide_or_wait(Stream& stream) {
+  const auto initialised = [this, &stream] {
+    return control_->extents[index(stream.extent)].initialised.load(std::memory_order_acquire) == 1;
+  };
+  while (!initialised()) {
+    if (stream.provides) {
+      co_await push(stream, make_set(stream, true));
+      stream.provides = false;
+    }
+    co_await wait_for(fmt::format("waiting for the first values of stream {}", raw(stream.id)),
+                      [&] { return initialised() || stream.provides; });
+  }
+}
+
+Task Worker::step(Stream& stream) {
+  const StreamPlan& plan = *stream.plan;
+  co_await pause(world_.scenario().timing.compute);
+  if (random_.chance(plan.set)) co_await set_values(stream);
+  const bool eager = plan.scheme == Scheme::kPsPlus;
+  if (eager) {
+    // The only wait: for the reply to the push of the iteration before. What it brings is the
+    // snapshot of the next step; this push was computed on the one before.
+    const std::uint64_t snapshot = stream.snapshot_foreign;
+    PushFacts facts = make_step(stream);
+    facts.snapshot_foreign = snapshot;
+    if (stream.steps > 0) co_await await_reply(stream, stream.steps);
+    co_await push(stream, std::move(facts));
+  } else {
+    co_await push(stream, make_step(stream));
+    co_await await_reply(stream, stream.steps);
+  }
+  if (random_.chance(plan.cut)) co_await take_cut(stream);
+}
+
+/// Waits until the reply to step number `steps_done` of this life is released, and takes the
+/// snapshot that it brings.
+Task Worker::await_reply(Stream& stream, std::uint64_t steps_done) {
+  const std::uint64_t clock = stream.first_clock + steps_done;
+  co_await wait_for(fmt::format("waiting for the reply to step {} of stream {}", clock,
+                                raw(stream.id)),
+                    [&] { return raw(stream.queue.released()) >= clock; });
+  world_.checker().saw_released(stream.id, life(), clock);
+  const BatchId own = batch_of_step(stream, steps_done);
+  if (stream.plan->pull == store::PullMode::kBuffered)
+    read_buffer(stream, clock % 2, own);
+  else
+    co_await read_shard(stream, own);
+}
+
+BatchId Worker::batch_of_step(const Stream& stream, std::uint64_t steps) const {
+  if (steps == 0) return BatchId{0};
+  return world_.checker().batch_of(stream.id, life(), stream.step_sequence[steps - 1]);
+}
+
+void Worker::read_buffer(Stream& stream, std::size_t buffer, BatchId at_least) {
+  world_.checker().read_cut(stream.id, member_, stream.pull, buffer, at_least);
+  stream.snapshot_foreign =
+      worker::load_step_vector(stream.pull.header().cuts[buffer]).foreign(member_);
+}
+
+/// A mapped snapshot: the step vector first, then chunk by chunk.
+Task Worker::read_shard(Stream& stream, BatchId at_least) {
+  Checker& checker = world_.checker();
+  const auto vector = worker::load_step_vector(*control_, stream.id);
+  at_least = std::max(at_least, checker.contained_in(stream.id, vector));
+  std::vector<std::byte> chunk(world_.scenario().chunk_bytes);
+  for (std::uint32_t c = 0; c < stream.shard.header().chunk_count; ++c) {
+    const auto batch = stream.shard.read_chunk(ChunkIndex{c}, chunk);
+    if (batch.ok())
+      checker.read_chunk(stream.id, ChunkIndex{c}, *batch, chunk, at_least);
+    else
+      checker.fail("contents", batch.status().message());
+    spend(1);
+    if (random_.chance(0.3)) co_await sleep(random_.duration(nanoseconds{0}, nanoseconds{3000}));
+  }
+  stream.snapshot_foreign = vector.foreign(member_);
+}
+
+/// Until all that this worker has published is applied and its replies are there.
+Task Worker::flush(Stream& stream) {
+  co_await wait_for(fmt::format("flushing stream {}", raw(stream.id)),
+                    [&] { return stream.queue.all_applied(); });
+  look_at_acknowledgements(stream);
+  if (stream.steps > 0 && stream.plan->pull == store::PullMode::kBuffered)
+    co_await wait_for(fmt::format("waiting for the last reply of stream {}", raw(stream.id)),
+                      [&] { return raw(stream.queue.released()) >= stream.clock(); });
+}
+
+/// One cut that includes all own pushes.
+Task Worker::take_cut(Stream& stream) {
+  co_await flush(stream);
+  if (!stream.pull) {
+    doing_ = fmt::format("asking for pull buffers of stream {}", raw(stream.id));
+    co_await ask(wire::NeedPull{stream.id});
+    stream.pull = store::PullView{own_segment(store::SegmentKind::kPull, stream.extent),
+                                  world_.layout(stream.id).value_bytes()};
+    if (!stream.pull) {
+      world_.checker().fail("protocol", "pull buffers are ready, but there are none");
+      throw Failed{};
+    }
+  }
+  // Not the buffer of the last reply; the next reply into this one follows the next push.
+  const std::uint64_t buffer = (stream.clock() + 1) % 2;
+  const std::uint64_t request = ++stream.cut_requests << 1 | buffer;
+  spend(1);
+  stream.mail->cut_requested.store(request, std::memory_order_seq_cst);
+  ring();
+  co_await wait_for(fmt::format("waiting for a cut of stream {}", raw(stream.id)), [&] {
+    return stream.mail->cut_done.load(std::memory_order_acquire) == request;
+  });
+  const auto last = stream.queue.next();
+  read_buffer(stream, buffer,
+              world_.checker().batch_of(stream.id, life(), Sequence{raw(last) - 1}));
+}
+
+Task Worker::barrier(Stream& stream) {
+  const std::uint64_t number = stream.barriers + 1;
+  world_.checker().arrived(stream.id, life(), number);
+  spend(1);
+  stream.mail->barrier_arrived.store(number, std::memory_order_seq_cst);
+  ring();
+  co_await wait_for(fmt::format("standing at barrier {} of stream {}", number, raw(stream.id)), [&] {
+    return stream.mail->barrier_released.load(std::memory_order_acquire) >= number;
+  });
+  world_.checker().passed(stream.id, number);
+  stream.barriers = number;
+}
+
+Task Worker::close(Stream& stream) {
+  stream.has_left = true;
+  world_.checker().left(stream.id, life());
+  doing_ = fmt::format("closing stream {}", raw(stream.id));
+  co_await ask(wire::CloseStream{stream.id});
+}
+
+Task Worker::pause(Range range) {
+  spend(1);
+  co_await sleep(random_.duration(range.least, range.most));
+}
+
+}  // namespace psplus::sim

@@ -1,0 +1,161 @@
+// How a simulated worker makes, writes and publishes a push, and where it may die meanwhile.
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "runtime/sim/world.hpp"
+
+namespace psplus::sim {
+namespace {
+
+/// Deltas are multiples of 60, so that a mean over 1 to 5 workers is exact; halves and doubles of
+/// whole numbers are exact too. Nothing here grows beyond 2^24.
+constexpr double kUnit = 60;
+
+}  // namespace
+
+PushFacts Worker::make_step(Stream& stream) {
+  const ExpectedShard& shard = world_.checker().shard(stream.id);
+  const StreamPlan& plan = *stream.plan;
+  PushFacts facts;
+  facts.snapshot_foreign = stream.snapshot_foreign;
+  constexpr double kLambdas[] = {1.0, 1.0, 0.5, 2.0};
+  facts.lambda = kLambdas[random_.below(4)];
+  facts.values.carried.assign(shard.layout().params().size(), true);
+  facts.flags = store::kPushAllParams;
+  if (random_.chance(plan.empty)) {
+    facts.flags = store::kPushEmpty;
+    facts.values.carried.assign(facts.values.carried.size(), false);
+  } else if (random_.chance(plan.partial)) {
+    facts.flags = 0;
+    for (std::size_t p = 0; p < facts.values.carried.size(); ++p)
+      facts.values.carried[p] = random_.chance(0.6);
+  }
+  facts.values.scalars.reserve(shard.scalar_count());
+  for (std::size_t i = 0; i < shard.scalar_count(); ++i)
+    facts.values.scalars.push_back(kUnit * (static_cast<double>(random_.below(17)) - 8));
+  return facts;
+}
+
+PushFacts Worker::make_set(Stream& stream, bool initial) {
+  PushFacts facts = make_step(stream);
+  facts.flags = store::kPushSet | store::kPushAllParams;
+  facts.lambda = 1;
+  facts.initial = initial;
+  facts.values.carried.assign(facts.values.carried.size(), true);
+  return facts;
+}
+
+Task Worker::set_values(Stream& stream) {
+  co_await flush(stream);
+  co_await push(stream, make_set(stream, false));
+  co_await flush(stream);
+}
+
+std::uint64_t Worker::words_left(std::uint64_t count) const noexcept {
+  if (dies_at_ == 0 || points_ + count <= dies_at_) return count;
+  return dies_at_ > points_ ? dies_at_ - points_ : 0;
+}
+
+void Worker::spend(std::uint64_t points) {
+  points_ += points;
+  if (dies_at_ != 0 && points_ > dies_at_) throw Killed{};
+}
+
+/// Writes what the push carries; everything else in the slot is garbage. Others run meanwhile.
+Task Worker::write_slot(Stream& stream, const PushFacts& facts) {
+  if ((facts.flags & store::kPushEmpty) != 0) co_return;
+  const store::ExtentLayout& layout = world_.layout(stream.id);
+  const ExpectedShard& shard = world_.checker().shard(stream.id);
+  const Sequence sequence = stream.queue.next();
+  const auto slot = stream.slots.values(sequence);
+  for (std::size_t p = 0; p < layout.params().size(); ++p) {
+    const store::ParamPlace& place = layout.places()[p];
+    const std::uint64_t count = place.scalar_count;
+    const std::uint64_t written = words_left(count);
+    for (std::uint64_t i = 0; i < written; ++i) {
+      const double value = facts.values.carried[p]
+                               ? facts.values.scalars[shard.first_scalar(p) + i]
+                               : std::numeric_limits<double>::quiet_NaN();
+      std::byte* const at = slot.data() + place.byte_offset + i * storage_bytes(place.storage);
+      if (place.storage == Storage::float32) {
+        const auto narrow = static_cast<float>(value);
+        std::memcpy(at, &narrow, sizeof(narrow));
+      } else {
+        std::memcpy(at, &value, sizeof(value));
+      }
+    }
+    spend(count);
+    if (random_.chance(0.3)) co_await sleep(random_.duration(nanoseconds{0}, nanoseconds{5000}));
+  }
+  const auto bitmap = stream.slots.bitmap(sequence);
+  for (std::size_t word = 0; word < bitmap.size(); ++word) {
+    spend(1);
+    bitmap[word] = 0;
+    for (std::size_t bit = 0; bit < 64 && word * 64 + bit < facts.values.carried.size(); ++bit)
+      if (facts.values.carried[word * 64 + bit]) bitmap[word] |= std::uint64_t{1} << bit;
+  }
+}
+
+Task Worker::push(Stream& stream, PushFacts facts) {
+  co_await wait_for(fmt::format("waiting for a slot of stream {}", raw(stream.id)),
+                    [&] { return stream.queue.slot_is_free(); });
+  look_at_acknowledgements(stream);
+  co_await write_slot(stream, facts);
+  if (random_.chance(0.2)) co_await sleep(random_.duration(nanoseconds{0}, nanoseconds{5000}));
+  constexpr std::uint64_t kDescriptorWords = 8;
+  if (const std::uint64_t words = words_left(kDescriptorWords); words < kDescriptorWords)
+    die_in_descriptor(stream, words);
+  spend(kDescriptorWords);
+  const Sequence sequence = stream.queue.next();
+  const bool empty = (facts.flags & store::kPushEmpty) != 0;
+  const Status published = stream.queue.publish(
+      {.flags = facts.flags,
+       .extents = empty ? std::uint64_t{0} : std::uint64_t{1},
+       .lambda = facts.lambda,
+       .snapshot_foreign = facts.snapshot_foreign,
+       .layout_version = control_->layout_version.load(std::memory_order_acquire),
+       .epoch = epoch_});
+  if (!published.ok()) {
+    if (!stream.queue.closed())
+      world_.checker().fail("closed-queue", "a publish was refused, but the queue is not closed");
+    throw Failed{};
+  }
+  const bool is_step = (facts.flags & store::kPushSet) == 0;
+  world_.checker().published(stream.id, life(), sequence, std::move(facts));
+  if (is_step) {
+    ++stream.steps;
+    stream.step_sequence.push_back(sequence);
+  }
+  spend(1);  // dies after it was published, before anybody is told
+  ring();
+}
+
+/// The first `words` words of a descriptor are stored, then the process ends. The queue itself writes
+/// the whole descriptor in one call.
+void Worker::die_in_descriptor(Stream& stream, std::uint64_t words) {
+  const Sequence sequence = stream.queue.next();
+  store::PushDescriptor& d = stream.mail->descriptors[raw(sequence) % store::kSlots];
+  if (words > 0) d.sequence.store(raw(sequence), std::memory_order_relaxed);
+  if (words > 1) d.epoch.store(raw(epoch_), std::memory_order_relaxed);
+  if (words > 2) d.incarnation.store(raw(incarnation_), std::memory_order_relaxed);
+  if (words > 3) d.layout_version.store(1, std::memory_order_relaxed);
+  if (words > 4) d.flags.store(store::kPushAllParams, std::memory_order_relaxed);
+  if (words > 5) d.extents.store(1, std::memory_order_relaxed);
+  if (words > 6) d.lambda.store(store::to_word(1.0), std::memory_order_relaxed);
+  throw Killed{};
+}
+
+void Worker::look_at_acknowledgements(Stream& stream) {
+  const std::uint64_t applied = raw(stream.queue.applied());
+  while (stream.acknowledged < applied) {
+    const Sequence sequence{++stream.acknowledged};
+    world_.checker().saw_applied(stream.id, life(), sequence, stream.queue.staleness_of(sequence));
+  }
+}
+
+}  // namespace psplus::sim

@@ -1,0 +1,104 @@
+"""What a worker takes over beside the parameters: hyper-parameters, optimizer state, buffers."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from psplus.errors import ConfigError, LayoutMismatch
+from psplus.optim.names import NamedParameter
+from psplus.optim.tree import is_portable, pack, unpack
+
+__all__ = ["adopt", "describe"]
+
+_log = logging.getLogger(__name__)
+
+
+def describe(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[NamedParameter],
+    model: torch.nn.Module | None,
+) -> bytes:
+    """Hyper-parameters per group, state per parameter and the model's buffers, as bytes.
+
+    Values that are neither numbers, strings, tensors nor containers of them stay each worker's own.
+    """
+    names = {p.tensor: p.name for p in parameters}
+    groups = [
+        {
+            "names": [names[t] for t in group["params"]],
+            "values": _portable({k: v for k, v in group.items() if k != "params"}, f"group {g}"),
+        }
+        for g, group in enumerate(optimizer.param_groups)
+    ]
+    state = {
+        names[key]: _portable(value, f"state of {names[key]!r}")
+        for key, value in optimizer.state.items()
+        if isinstance(key, torch.Tensor) and key in names and isinstance(value, dict)
+    }
+    buffers = {} if model is None else dict(model.named_buffers())
+    return pack({"groups": groups, "state": state, "buffers": buffers})
+
+
+def adopt(
+    blob: bytes,
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[NamedParameter],
+    model: torch.nn.Module | None,
+) -> None:
+    """Take over what `describe()` on another worker has put into ``blob``.
+
+    Raises:
+        ConfigError: If the workers' parameter groups differ.
+        LayoutMismatch: If a buffer's shape differs.
+    """
+    tree = unpack(blob)
+    tensors = {p.name: p.tensor for p in parameters}
+    names = {p.tensor: p.name for p in parameters}
+    _check_groups(tree["groups"], [[names[t] for t in g["params"]] for g in optimizer.param_groups])
+    buffers = _matching_buffers(tree["buffers"], model)
+    for group, other in zip(optimizer.param_groups, tree["groups"], strict=True):
+        group.update(other["values"])
+    for name, value in tree["state"].items():
+        optimizer.state.setdefault(tensors[name], {}).update(value)
+    for name in tensors.keys() - tree["state"].keys():
+        optimizer.state.pop(tensors[name], None)
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+
+def _portable(values: dict[Any, Any], where: str) -> dict[Any, Any]:
+    result = {key: value for key, value in values.items() if is_portable({key: value})}
+    for key in values.keys() - result.keys():
+        _log.info("%r in %s stays each worker's own: it cannot travel", key, where)
+    return result
+
+
+def _check_groups(theirs: list[dict[str, Any]], ours: list[list[str]]) -> None:
+    if len(theirs) != len(ours):
+        raise ConfigError(
+            f"this worker's optimizer has {len(ours)} parameter groups, rank 0's has "
+            f"{len(theirs)}; build the same groups on every worker"
+        )
+    for g, (their, our) in enumerate(zip(theirs, ours, strict=True)):
+        if their["names"] != our:
+            odd = sorted(set(their["names"]) ^ set(our)) or our
+            raise ConfigError(
+                f"parameter group {g} differs from rank 0's in {', '.join(map(repr, odd))}; build "
+                "the same groups, in the same order, on every worker"
+            )
+
+
+def _matching_buffers(
+    theirs: dict[str, torch.Tensor], model: torch.nn.Module | None
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    ours = {} if model is None else dict(model.named_buffers())
+    for name in theirs.keys() & ours.keys():
+        if theirs[name].shape != ours[name].shape:
+            raise LayoutMismatch(
+                f"buffer {name!r} has shape {tuple(ours[name].shape)} on this worker and "
+                f"{tuple(theirs[name].shape)} on rank 0"
+            )
+    return [(ours[name], theirs[name]) for name in ours if name in theirs]

@@ -1,0 +1,102 @@
+"""Which optimizers and parameters psplus can take."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from psplus.errors import ConfigError
+from psplus.optim.names import NamedParameter
+
+__all__ = ["DTYPES", "check_for_server", "check_model", "check_optimizer", "check_parameters"]
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.complex64: "complex64",
+    torch.complex128: "complex128",
+}
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raises TypeError unless ``optimizer`` behaves like one of torch.optim."""
+    needed = ("param_groups", "state", "step", "zero_grad", "state_dict", "load_state_dict")
+    missing = [name for name in needed if not hasattr(optimizer, name)]
+    if isinstance(optimizer, type) or missing:
+        raise TypeError(
+            f"optimizer must be an instance like those of torch.optim, got {optimizer!r}"
+            + (f", which has no {', '.join(missing)}" if missing else "")
+        )
+
+
+def check_model(model: torch.nn.Module | None) -> None:
+    """Raises ConfigError if another wrapper averages the model's gradients or shards it."""
+    if model is None:
+        return
+    for module in model.modules():
+        kind = type(module).__name__
+        if isinstance(module, DistributedDataParallel):
+            raise ConfigError(
+                "the model is wrapped in DistributedDataParallel, which averages gradients "
+                "itself; pass the plain module and drop the wrapper"
+            )
+        if kind in ("FullyShardedDataParallel", "FSDPModule") or hasattr(module, "_get_fsdp_state"):
+            raise ConfigError(
+                f"the model's parameters are sharded by FSDP ({kind}); psplus needs whole "
+                "parameters in each worker: pass the plain module"
+            )
+
+
+def check_parameters(parameters: Sequence[NamedParameter]) -> None:
+    """What holds with and without a server.
+
+    Raises:
+        ConfigError: For uninitialised or sharded parameters, or when there is nothing to train.
+    """
+    for p in parameters:
+        if torch.nn.parameter.is_lazy(p.tensor):
+            raise ConfigError(
+                f"parameter {p.name!r} of a lazy module has no shape yet; run one forward pass "
+                "of the model before psplus.wrap()"
+            )
+        if hasattr(p.tensor, "placements") and hasattr(p.tensor, "device_mesh"):
+            raise ConfigError(
+                f"parameter {p.name!r} is a DTensor; psplus needs whole parameters: pass an "
+                "optimizer over plain tensors"
+            )
+    if not any(p.tensor.requires_grad for p in parameters):
+        raise ConfigError(
+            f"none of the optimizer's {len(parameters)} parameters requires a gradient: there is "
+            "nothing to train; set requires_grad on some before psplus.wrap()"
+        )
+
+
+def check_for_server(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[NamedParameter], world_size: int
+) -> None:
+    """What a server needs beside `check_parameters()`.
+
+    Raises:
+        ConfigError: For a device, dtype or layout that this version cannot push, or an optimizer
+            that evaluates its closure a varying number of times.
+    """
+    for p in parameters:
+        if p.tensor.device.type != "cpu":
+            raise ConfigError(
+                f"parameter {p.name!r} is on device {p.tensor.device}; this version pushes CPU "
+                "parameters: move the model with .cpu() before making the optimizer"
+            )
+        if p.tensor.layout is not torch.strided:
+            raise ConfigError(f"parameter {p.name!r} has layout {p.tensor.layout}, not dense")
+        if p.tensor.dtype not in DTYPES:
+            raise ConfigError(
+                f"parameter {p.name!r} has dtype {p.tensor.dtype}; supported are "
+                f"{', '.join(DTYPES.values())}"
+            )
+    if world_size > 1 and isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS steps along a line of its own loss, which has no meaning when several workers "
+            "push; use it with one worker, or choose another optimizer"
+        )

@@ -1,0 +1,183 @@
+"""What stands behind a wrapped optimizer: the plain one, or a stream to a server."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from typing_extensions import override
+
+from psplus.errors import Error
+from psplus.optim.names import NamedParameter
+from psplus.optim.nonfinite import (
+    CheckedClosure,
+    NonFinite,
+    NonFiniteGradientError,
+    first_nonfinite,
+)
+from psplus.optim.skipping import count_as_step, warn_of_skip
+from psplus.stats import Stats
+
+__all__ = ["Closure", "Engine", "LocalEngine"]
+
+Closure = Callable[[], Any]
+
+
+class Engine(Protocol):
+    """Carries the operations of `DistributedOptimizer` out; that class documents them."""
+
+    uses_server: bool
+
+    @property
+    def description(self) -> str:
+        """Scheme and place among the workers, in a few words."""
+
+    @property
+    def stats(self) -> Stats:
+        """Counters so far."""
+
+    @property
+    def step_vector(self) -> torch.Tensor:
+        """Pushes applied per rank."""
+
+    def step(self, closure: Closure | None) -> Any:
+        """Step and exchange."""
+
+    def synchronize(self) -> None:
+        """Same parameters everywhere."""
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """One cut inside the block."""
+
+    def pull(self) -> None:
+        """Take the servers' values."""
+
+    def publish(self) -> None:
+        """Give the servers own values."""
+
+    def close(self, timeout: float) -> None:
+        """Flush and leave. Idempotent."""
+
+
+class LocalEngine(Engine):
+    """One worker without a server: the inner optimizer runs as it is."""
+
+    uses_server = False
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[NamedParameter],
+        nonfinite: NonFinite,
+    ) -> None:
+        self._optimizer = optimizer
+        self._parameters = list(parameters)
+        self._nonfinite: NonFinite = nonfinite
+        self._steps = 0
+        self._skipped = 0
+        self._closed = False
+
+    @property
+    @override
+    def description(self) -> str:
+        return "one worker, no server"
+
+    @property
+    @override
+    def stats(self) -> Stats:
+        return Stats(
+            step=self._steps,
+            pushes=0,
+            skipped_steps=self._skipped,
+            staleness_last=-1,
+            staleness_mean=0.0,
+            staleness_max=0,
+            lr_scale=1.0,
+            wait_seconds=0.0,
+            bytes_pushed=0,
+            bytes_pulled=0,
+            retries=0,
+            num_workers=1,
+            server_restarts=0,
+        )
+
+    @property
+    @override
+    def step_vector(self) -> torch.Tensor:
+        return torch.tensor([self._steps])
+
+    @override
+    def step(self, closure: Closure | None) -> Any:
+        self._check_open()
+        loss = self._run(closure)
+        self._steps += 1
+        return loss
+
+    def _run(self, closure: Closure | None) -> Any:
+        if self._nonfinite == "allow":
+            return self._optimizer.step() if closure is None else self._optimizer.step(closure)
+        if closure is None:
+            bad = self._first_nonfinite()
+            return self._skip(bad, None) if bad is not None else self._optimizer.step()
+        try:
+            return self._optimizer.step(CheckedClosure(closure, self._first_nonfinite))
+        except NonFiniteGradientError as found:
+            return self._skip(found.name, found.loss)
+
+    def _skip(self, name: str, loss: Any) -> Any:
+        if self._nonfinite == "raise":
+            raise Error(
+                f"the gradient of parameter {name!r} is not finite at step {self._steps + 1}; "
+                "nothing has been changed"
+            ) from None
+        self._skipped += 1
+        count_as_step(self._optimizer)
+        warn_of_skip(f"the gradient of parameter {name!r}", rank=0, step=self._steps + 1)
+        return loss
+
+    def _first_nonfinite(self) -> str | None:
+        if self._optimizer_has_grown():
+            self._parameters = _renumbered(self._optimizer, self._parameters)
+        return first_nonfinite(self._parameters)
+
+    def _optimizer_has_grown(self) -> bool:
+        held = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        return held != len(self._parameters)
+
+    @override
+    def synchronize(self) -> None:
+        self._check_open()
+
+    @contextmanager
+    @override
+    def evaluation(self) -> Iterator[None]:
+        self._check_open()
+        yield
+
+    @override
+    def pull(self) -> None:
+        self._check_open()
+
+    @override
+    def publish(self) -> None:
+        self._check_open()
+
+    @override
+    def close(self, timeout: float) -> None:
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Error("this optimizer has been closed; wrap the inner one again to go on")
+
+
+def _renumbered(
+    optimizer: torch.optim.Optimizer, known: Sequence[NamedParameter]
+) -> list[NamedParameter]:
+    """All parameters of the optimizer; those added since the start are named by group.index."""
+    names = {id(p.tensor): p.name for p in known}
+    return [
+        NamedParameter(names.get(id(tensor), f"{g}.{i}"), tensor, g)
+        for g, group in enumerate(optimizer.param_groups)
+        for i, tensor in enumerate(group["params"])
+    ]

@@ -1,0 +1,130 @@
+"""From an optimizer to a distributed one."""
+
+from typing import Literal
+
+import torch
+
+from psplus import config
+from psplus.errors import ConfigError
+from psplus.lr_scale import Policy
+from psplus.optim import guard
+from psplus.optim import nonfinite as nonfinite_policy
+from psplus.optim.blob import describe
+from psplus.optim.checks import (
+    DTYPES,
+    check_for_server,
+    check_model,
+    check_optimizer,
+    check_parameters,
+)
+from psplus.optim.distributed_optimizer import DistributedOptimizer
+from psplus.optim.engine import LocalEngine
+from psplus.optim.guard import OutsideWrites
+from psplus.optim.names import NamedParameter, NamedParameters, name_parameters
+from psplus.optim.nonfinite import NonFinite
+from psplus.optim.server_engine import ServerEngine
+from psplus.optim.turn import TurnState
+from psplus.schemes.base import Scheme
+from psplus.schemes.resolve import resolve
+from psplus.session import Session, check_timeout, connect
+
+__all__ = ["wrap"]
+
+
+def wrap(
+    optimizer: torch.optim.Optimizer,
+    scheme: str | Scheme = "ps+",
+    *,
+    model: torch.nn.Module | None = None,
+    named_parameters: NamedParameters | None = None,
+    session: Session | None = None,
+    staleness_bound: int | None = None,
+    lr_scale: str | Policy | None = None,
+    local_scale: float | None = None,
+    placement: Literal["worker", "server"] = "worker",
+    pull: Literal["auto", "mapped", "buffered", "jit"] = "auto",
+    nonfinite: NonFinite = "skip",
+    outside_writes: OutsideWrites = "raise",
+    timeout: float = 60.0,
+    straggler_timeout: float = 1800.0,
+) -> DistributedOptimizer:
+    """Make an optimizer's steps shared between workers.
+
+    With one worker the inner optimizer runs as it is, bit for bit. With several, a job's first
+    call waits until all have come, and everybody begins with rank 0's parameters, buffers (of
+    ``model``), hyper-parameters and optimizer state. Wrappers match between workers by order of
+    construction, parameters within one by name.
+
+    Rank and world size are the default process group's if there is one, else torchrun's variables.
+
+    Args:
+        optimizer: Any optimizer that behaves like those of ``torch.optim``, over dense CPU
+            parameters of dtype float32, float64, bfloat16, float16, complex64 or complex128.
+        scheme: ``"bsp"``, ``"ssp"``, ``"asp"``, ``"ps+"``, or an object of `psplus.schemes`.
+        model: Gives parameters their names, and its buffers their initial values.
+        named_parameters: Names instead of the model's. With neither they are ``group.index``.
+        session: From `connect()`; by default a server is used when there are several workers.
+        staleness_bound: Steps that a worker may be ahead of the slowest (``"ssp"``, ``"ps+"``).
+        lr_scale: Policy that scales an update by its staleness: a name or a callable, see
+            `psplus.lr_scale`. Default: the scheme's own.
+        local_scale: How much of its own pending update a worker sees (``"ps+"``); default 1.
+        placement: Where the optimizer runs; this version has ``"worker"``.
+        pull: ``"mapped"`` (the default) reads the server's memory, ``"buffered"`` has the server
+            copy a cut for each pull.
+        nonfinite: What a step with a NaN or an infinity in a gradient does: ``"skip"`` changes no
+            state, pushes nothing, counts and warns; ``"raise"``; ``"allow"`` does not look.
+        outside_writes: What a parameter does that somebody else has written since the last step:
+            ``"raise"`` at the next step, or ``"ignore"``.
+        timeout: Longest silence of those waited for, in seconds.
+        straggler_timeout: Longest wait for a live but slow worker, in seconds.
+
+    Raises:
+        psplus.ConfigError: For wrong arguments, settings or parameters; the message has the fix.
+        psplus.LayoutMismatch: If workers disagree on a parameter's shape or dtype.
+        psplus.TimeoutError: If workers do not come; the message says how many joined and who is
+            missing.
+    """
+    check_optimizer(optimizer)
+    if isinstance(optimizer, DistributedOptimizer):
+        raise ConfigError("this optimizer is wrapped already; wrap the plain one")
+    if placement != "worker":
+        raise ConfigError(f"placement={placement!r} is not in this version; use 'worker'")
+    if pull not in ("auto", "mapped", "buffered"):
+        raise ConfigError(f"pull={pull!r} is not in this version; use 'mapped' or 'buffered'")
+    nonfinite_policy.check_policy(nonfinite)
+    guard.check_policy(outside_writes)
+    timeout = check_timeout("timeout", timeout)
+    straggler_timeout = check_timeout("straggler_timeout", straggler_timeout)
+    resolved = resolve(
+        scheme, staleness_bound=staleness_bound, lr_scale=lr_scale, local_scale=local_scale
+    )
+    check_model(model)
+    parameters = name_parameters(optimizer, model, named_parameters)
+    check_parameters(parameters)
+
+    session = connect() if session is None else session
+    job = config.read()
+    if not session.uses_server(job):
+        return DistributedOptimizer(optimizer, LocalEngine(optimizer, parameters, nonfinite))
+    check_for_server(optimizer, parameters, job.world_size)
+    native = session.attach(straggler_timeout=straggler_timeout)
+    ordinal = session.next_ordinal()
+    stream = native.open_stream(
+        ordinal=ordinal,
+        mode=resolved.mode,
+        bound=resolved.staleness_bound,
+        buffered=pull == "buffered",
+        params=[_declare(p) for p in parameters],
+        blob=describe(optimizer, parameters, model),
+        timeout=timeout,
+        straggler_timeout=straggler_timeout,
+    )
+    state = TurnState(optimizer, parameters, stream, resolved.policy, nonfinite, job.rank)
+    engine = ServerEngine(
+        native, state, resolved, session.came_late(ordinal, stream), outside_writes, model
+    )
+    return DistributedOptimizer(optimizer, engine)
+
+
+def _declare(parameter: NamedParameter) -> tuple[str, str, list[int]]:
+    return parameter.name, DTYPES[parameter.tensor.dtype], list(parameter.tensor.shape)

@@ -1,0 +1,183 @@
+"""An optimizer whose parameters live on servers."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from psplus import _C
+from psplus.errors import ConfigError, Error
+from psplus.optim.blob import adopt
+from psplus.optim.engine import Closure, Engine
+from psplus.optim.guard import OutsideWrites, WriteGuard
+from psplus.optim.turn import StepTurn, TurnState
+from psplus.schemes.base import Scheme
+from psplus.session import check_process
+from psplus.stats import Stats
+
+__all__ = ["ServerEngine"]
+
+_log = logging.getLogger(__name__)
+
+
+class ServerEngine(Engine):
+    """Steps by a scheme over a stream; see `DistributedOptimizer` for what each call promises.
+
+    Thread safety: none; one thread steps.
+    """
+
+    uses_server = True
+
+    def __init__(
+        self,
+        session: _C.Session,
+        state: TurnState,
+        scheme: Scheme,
+        came_late: bool,
+        outside_writes: OutsideWrites,
+        model: torch.nn.Module | None,
+    ) -> None:
+        self._session = session
+        self._state = state
+        self._stream = state.stream
+        self._scheme = scheme
+        self._outside_writes = outside_writes
+        self._evaluating = False
+        self._closed = False
+        self._start(model, came_late)
+        self._guard = WriteGuard(state.parameters)
+
+    def _start(self, model: torch.nn.Module | None, came_late: bool) -> None:
+        """Everybody begins with rank 0's values, or with those that the servers hold already."""
+        state, stream = self._state, self._stream
+        while not stream.wait_initialised():
+            # Rank 0, or who takes its place when it dies before it has published.
+            stream.publish_values(state.tensors)
+        if came_late:
+            _log.warning(
+                "rank %d: the servers already hold values, which win over this worker's own; call "
+                "publish() to make its own everybody's",
+                state.rank,
+            )
+        if stream.blob is not None and not (came_late and state.optimizer.state):
+            # A worker that rejoins with a state of its own has loaded a checkpoint; what is in the
+            # blob is as old as the job.
+            adopt(stream.blob, state.optimizer, state.parameters, model)
+        stream.observe()
+        stream.pull(state.tensors, 0.0)
+
+    @property
+    @override
+    def description(self) -> str:
+        return f"{self._scheme.name}, rank {self._session.rank} of {self._session.world_size}"
+
+    @property
+    @override
+    def stats(self) -> Stats:
+        state, stream = self._state, self._stream
+        return Stats(
+            step=state.steps,
+            pushes=stream.steps,
+            skipped_steps=state.skipped,
+            staleness_last=state.staleness.last,
+            staleness_mean=state.staleness.mean,
+            staleness_max=state.staleness.maximum,
+            lr_scale=state.lr_scale,
+            wait_seconds=stream.wait_seconds,
+            bytes_pushed=stream.bytes_pushed,
+            bytes_pulled=stream.bytes_pulled,
+            retries=stream.retries,
+            num_workers=stream.peek().num_workers,
+            server_restarts=self._session.server_restarts,
+        )
+
+    @property
+    @override
+    def step_vector(self) -> torch.Tensor:
+        return torch.tensor(self._stream.step_vector(), dtype=torch.int64)
+
+    @override
+    def step(self, closure: Closure | None) -> Any:
+        self._check_ready("step()")
+        self._check_groups()
+        self._check_outside_writes()
+        turn = StepTurn(self._state, closure)
+        self._scheme.step(turn)
+        self._state.steps += 1
+        self._guard.record()
+        return turn.loss
+
+    @override
+    def synchronize(self) -> None:
+        self._check_ready("synchronize()")
+        self._check_outside_writes()
+        self._stream.refresh()  # own pushes are in before the others read
+        self._stream.barrier()
+        self._take_values()
+        self._stream.barrier()
+
+    @contextmanager
+    @override
+    def evaluation(self) -> Iterator[None]:
+        self._check_ready("evaluation()")
+        tensors = self._state.tensors
+        # A write from outside shall still be noticed at the next step, not be taken for our own.
+        found = self._guard.find()
+        with torch.no_grad():
+            own = [t.detach().clone() for t in tensors]
+        self._evaluating = True
+        try:
+            self._stream.pull_cut(tensors)
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(tensors, own, strict=True):
+                    tensor.copy_(value)
+            self._evaluating = False
+            self._guard.record(found)
+
+    @override
+    def pull(self) -> None:
+        self._check_ready("pull()")
+        self._take_values()
+
+    @override
+    def publish(self) -> None:
+        self._check_ready("publish()")
+        self._stream.publish_values(self._state.tensors)
+        self._guard.record()
+
+    @override
+    def close(self, timeout: float) -> None:
+        if not self._closed:
+            check_process()
+            self._closed = True
+            self._stream.close(timeout)
+
+    def _take_values(self) -> None:
+        self._stream.refresh()
+        self._stream.observe()
+        self._stream.pull(self._state.tensors, 0.0)
+        self._guard.record()
+
+    def _check_outside_writes(self) -> None:
+        if self._outside_writes == "raise":
+            self._guard.check()
+
+    def _check_ready(self, call: str) -> None:
+        check_process()
+        if self._closed:
+            raise Error(f"{call} after close(): this optimizer has left its scheme")
+        if self._evaluating:
+            raise Error(f"{call} inside evaluation(): leave its block first")
+
+    def _check_groups(self) -> None:
+        held = sum(len(group["params"]) for group in self._state.optimizer.param_groups)
+        if held != len(self._state.tensors):
+            raise ConfigError(
+                f"the optimizer holds {held} parameters, {len(self._state.tensors)} when it was "
+                "wrapped; this version takes parameter groups before psplus.wrap() only"
+            )

@@ -1,0 +1,154 @@
+"""One step of one worker, offered to its scheme piece by piece."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+from typing_extensions import override
+
+from psplus import _C
+from psplus.errors import ConfigError, Error
+from psplus.lr_scale import Policy, evaluate
+from psplus.optim.engine import Closure
+from psplus.optim.meter import StalenessMeter
+from psplus.optim.names import NamedParameter
+from psplus.optim.nonfinite import (
+    CheckedClosure,
+    NonFinite,
+    NonFiniteGradientError,
+    first_nonfinite,
+)
+from psplus.optim.skipping import count_as_step, warn_of_skip
+from psplus.schemes.base import Turn
+from psplus.staleness import Staleness
+
+__all__ = ["StepTurn", "TurnState"]
+
+
+class TurnState:
+    """What turns share: the optimizer, its stream, and counters that outlive a turn."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[NamedParameter],
+        stream: _C.DenseStream,
+        policy: Policy,
+        nonfinite: NonFinite,
+        rank: int,
+    ) -> None:
+        self.optimizer = optimizer
+        self.parameters = list(parameters)
+        self.tensors = [p.tensor for p in parameters]
+        self.stream = stream
+        self.policy = policy
+        self.nonfinite: NonFinite = nonfinite
+        self.rank = rank
+        self.steps = 0
+        self.skipped = 0
+        self.lr_scale = 1.0
+        self.staleness = StalenessMeter()
+
+
+class StepTurn(Turn):
+    """A turn over a stream of dense parameters."""
+
+    def __init__(self, state: TurnState, closure: Closure | None) -> None:
+        self._state = state
+        self._closure = closure
+        self._carried: list[bool] = []
+        self.loss: Any = None
+
+    @override
+    def compute(self) -> None:
+        state = self._state
+        if self._closure is None:
+            bad = self._look_at_gradients()
+            if bad is not None:
+                self._skip(f"the gradient of parameter {bad!r}", "nothing has been changed")
+                return
+        with record_function("psplus.step"):
+            state.stream.snapshot(state.tensors)
+            try:
+                self._run_inner_step()
+            except NonFiniteGradientError as found:
+                self.loss = found.loss
+                self._skip(f"the gradient of parameter {found.name!r}", "nothing has been changed")
+                return
+            index = state.stream.write_delta(state.tensors, self._carried)
+        if index >= 0 and state.nonfinite != "allow":
+            self._skip(
+                f"the update of parameter {state.parameters[index].name!r}",
+                "its gradient is, so look at the optimizer's state and learning rate; nothing has "
+                "been pushed, and pull() takes the servers' values",
+            )
+
+    @override
+    def publish(self, lam: float) -> None:
+        with record_function("psplus.push"):
+            self._state.stream.publish(lam)
+
+    @override
+    def wait_round(self, lag: int) -> None:
+        with record_function("psplus.wait"):
+            self._state.stream.wait_round(lag)
+
+    @override
+    def observe(self) -> _C.Observation:
+        seen = self._state.stream.observe()
+        self._state.staleness.add(seen.actual)
+        return seen
+
+    @override
+    def peek(self) -> _C.Observation:
+        return self._state.stream.peek()
+
+    @override
+    def scale(self, seen: _C.Observation) -> float:
+        staleness = Staleness(
+            observed=seen.observed,
+            actual=seen.actual,
+            step=seen.step,
+            step_vector=torch.tensor(seen.step_vector, dtype=torch.int64),
+            rank=self._state.rank,
+            num_workers=seen.num_workers,
+            rates=tuple(seen.rates),
+        )
+        self._state.lr_scale = evaluate(self._state.policy, staleness)
+        return self._state.lr_scale
+
+    @override
+    def pull(self, local_scale: float) -> None:
+        with record_function("psplus.pull"):
+            self._state.stream.pull(self._state.tensors, local_scale)
+
+    def _run_inner_step(self) -> None:
+        optimizer = self._state.optimizer
+        if self._closure is None:
+            self.loss = optimizer.step()
+        else:
+            self.loss = optimizer.step(CheckedClosure(self._closure, self._look_at_gradients))
+
+    def _look_at_gradients(self) -> str | None:
+        """Notes which parameters the push carries; name of one with a bad gradient, or None."""
+        state = self._state
+        for p in state.parameters:
+            if p.tensor.grad is not None and p.tensor.grad.layout is not torch.strided:
+                raise ConfigError(
+                    f"the gradient of parameter {p.name!r} is sparse, which this version cannot "
+                    "push; build the module with sparse=False, or train with one worker"
+                )
+        self._carried = [t.grad is not None for t in state.tensors]
+        return None if state.nonfinite == "allow" else first_nonfinite(state.parameters)
+
+    def _skip(self, what: str, advice: str) -> None:
+        state = self._state
+        if state.nonfinite == "raise":
+            raise Error(
+                f"{what} is not finite on rank {state.rank} at step {state.steps + 1}; {advice}"
+            ) from None
+        state.stream.write_nothing()
+        state.skipped += 1
+        count_as_step(state.optimizer)
+        warn_of_skip(what, rank=state.rank, step=state.steps + 1)

@@ -1,0 +1,251 @@
+#include "server/batcher.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "support/founded_job.hpp"
+
+namespace psplus::server {
+namespace {
+
+using psplus::testing::FoundedJob;
+using psplus::testing::kStream;
+using psplus::testing::TestWorker;
+
+store::ExtentLayout small() { return store::ExtentLayout{{{"w", DType::float32, {4}}}, 64}; }
+
+/// A batcher of its own over the segments of a founded job, whose record it writes.
+struct Bench {
+  explicit Bench(std::uint32_t world, wire::OpenStream how = {}, Config config = {})
+      : job(world, small(), how, config),
+        context{.store = job.store(), .config = config, .now = job.now, .effects = {}},
+        batcher(context) {}
+  [[nodiscard]] store::BatchRecord& record() { return job.control().record; }
+  [[nodiscard]] store::RecordState state() {
+    return store::RecordState::unpack(record().state.load());
+  }
+  /// Carries out the open batch's bookkeeping as an applier would, without its values.
+  void finish() {
+    Applier applier{context};
+    applier.begin(ApplyBatch{});
+    ASSERT_TRUE(applier.advance(~std::size_t{0}));
+  }
+  FoundedJob job;
+  Context context;
+  Batcher batcher;
+};
+
+TEST(Batcher, NothingPublishedMakesNoBatch) {
+  Bench bench{2};
+  const store::RecordState before = bench.state();
+  EXPECT_FALSE(bench.batcher.open_next());
+  EXPECT_EQ(bench.state().batch, before.batch);
+  EXPECT_FALSE(bench.state().open);
+  EXPECT_TRUE(bench.batcher.take_offences().empty());
+}
+
+TEST(Batcher, TakesAllThatWaitInSequenceWithCountersAsTheyShallStand) {
+  Bench bench{2};
+  const store::RecordState before = bench.state();
+  bench.job.push_whole(1, 1, 0.5);
+  bench.job.push_whole(0, 1, 0.25);  // rank 0's sequence 1 was the initial set
+  bench.job.push_whole(0, 2, 1.0);
+  EXPECT_EQ(bench.batcher.pending(kStream, bench.job.workers[0].member), 2u);
+  EXPECT_EQ(bench.batcher.pending(kStream, bench.job.workers[1].member), 1u);
+  ASSERT_TRUE(bench.batcher.open_next());
+  EXPECT_TRUE(bench.state().open);
+  EXPECT_EQ(raw(bench.state().batch), raw(before.batch) + 1);
+  const store::BatchRecord& record = bench.record();
+  EXPECT_EQ(record.kind.load(), raw(store::BatchKind::kAdd));
+  EXPECT_EQ(record.stream.load(), 0u);
+  ASSERT_EQ(record.count.load(), 3u);
+  EXPECT_EQ(record.after_total.load(), 3u);
+  EXPECT_EQ(record.initialises.load(), 0u);
+  struct Expected {
+    std::uint32_t rank;
+    std::uint64_t sequence, clock, pushes, staleness;
+    double scale;
+  };
+  // N = 2. Staleness: foreign pushes in the total when its turn comes; the snapshots had none.
+  const Expected expected[] = {{0, 2, 1, 1, 0, 0.125}, {0, 3, 2, 2, 0, 0.5}, {1, 1, 1, 1, 2, 0.25}};
+  for (std::size_t i = 0; i < 3; ++i) {
+    SCOPED_TRACE(i);
+    const store::RecordEntry& entry = record.entries[i];
+    const TestWorker& worker = bench.job.workers[expected[i].rank];
+    EXPECT_EQ(entry.member.load(), raw(worker.member));
+    EXPECT_EQ(entry.incarnation.load(), raw(worker.incarnation));
+    EXPECT_EQ(entry.sequence.load(), expected[i].sequence);
+    EXPECT_EQ(entry.after_clock.load(), expected[i].clock);
+    EXPECT_EQ(entry.after_pushes.load(), expected[i].pushes);
+    EXPECT_EQ(entry.staleness.load(), expected[i].staleness);
+    EXPECT_EQ(store::from_word(entry.scale.load()), expected[i].scale);
+    EXPECT_EQ(entry.extents.load(), 1u);
+    EXPECT_EQ(entry.flags.load(), std::uint32_t{store::kPushAllParams});
+  }
+}
+
+TEST(Batcher, StalenessCountsForeignPushesSinceTheSnapshot) {
+  Bench bench{2};
+  TestWorker& zero = bench.job.workers[0];
+  TestWorker& one = bench.job.workers[1];
+  for (std::uint64_t n = 1; n <= 3; ++n) {
+    bench.job.push_whole(0, n);
+    ASSERT_TRUE(bench.batcher.open_next());
+    bench.finish();
+  }
+  // Three foreign pushes are in; the snapshot of the fourth had one of them, or claims too many.
+  for (const auto& [seen, staleness] : {std::pair<std::uint64_t, std::uint64_t>{1, 2}, {99, 0}}) {
+    ASSERT_OK(bench.job.publish(one, {.flags = store::kPushEmpty, .snapshot_foreign = seen}));
+    ASSERT_TRUE(bench.batcher.open_next());
+    EXPECT_EQ(bench.record().entries[0].staleness.load(), staleness);
+    bench.finish();
+    EXPECT_EQ(one.queues.at(kStream).staleness_of(one.queues.at(kStream).applied()), staleness);
+  }
+  EXPECT_EQ(raw(zero.queues.at(kStream).applied()), 4u);
+}
+
+TEST(Batcher, AnEmptyPushCountsAndCarriesNothing) {
+  Bench bench{1};
+  ASSERT_OK(bench.job.publish(bench.job.workers[0], {.flags = store::kPushEmpty, .extents = 1}));
+  ASSERT_TRUE(bench.batcher.open_next());
+  EXPECT_EQ(bench.record().entries[0].extents.load(), 0u);
+  EXPECT_EQ(bench.record().entries[0].after_clock.load(), 1u);
+  EXPECT_EQ(bench.record().after_total.load(), 1u);
+}
+
+TEST(Batcher, BspWaitsForEveryActiveMemberAndSumsInRankOrder) {
+  Bench bench{3, {.mode = store::Mode::kBsp}};
+  bench.job.push_whole(2, 1);
+  bench.job.push_whole(2, 2);
+  bench.job.push_whole(0, 1);
+  EXPECT_FALSE(bench.batcher.open_next());
+  bench.job.push_whole(1, 1);
+  // Ranks that run against the places: the order must be that of the ranks.
+  for (std::uint32_t rank = 0; rank < 3; ++rank)
+    bench.job.control().members[index(bench.job.workers[rank].member)].rank = 2 - rank;
+  ASSERT_TRUE(bench.batcher.open_next());
+  const store::BatchRecord& record = bench.record();
+  EXPECT_EQ(record.kind.load(), raw(store::BatchKind::kMean));
+  ASSERT_EQ(record.count.load(), 3u);
+  EXPECT_EQ(store::from_word(record.mean_scale.load()), 1.0 / 3);
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(record.entries[i].member.load(), raw(bench.job.workers[2 - i].member));
+  EXPECT_EQ(record.entries[0].sequence.load(), 1u) << "one step at a time";
+  bench.finish();
+  EXPECT_FALSE(bench.batcher.open_next()) << "rank 2's second push waits for the others'";
+}
+
+TEST(Batcher, BspStepIncludesADeadWorkersPushAndWaitsForNoneOfIt) {
+  Bench bench{3, {.mode = store::Mode::kBsp}};
+  bench.job.push_whole(0, 1);
+  bench.job.push_whole(1, 1);
+  auto& members = bench.job.control().members;
+  members[index(bench.job.workers[1].member)].state = raw(store::MemberState::kDraining);
+  EXPECT_FALSE(bench.batcher.open_next()) << "rank 2 lives and has not pushed";
+  members[index(bench.job.workers[2].member)].state = raw(store::MemberState::kDraining);
+  ASSERT_TRUE(bench.batcher.open_next());
+  ASSERT_EQ(bench.record().count.load(), 2u);
+  EXPECT_EQ(store::from_word(bench.record().mean_scale.load()), 0.5);
+}
+
+TEST(Batcher, ASetIsABatchOfItsOwnAfterWhatItsMemberPushedBefore) {
+  Bench bench{2};
+  bench.job.push_whole(0, 1);
+  bench.job.push_whole(1, 1);
+  TestWorker& zero = bench.job.workers[0];
+  ASSERT_OK(bench.job.publish(zero, {.flags = store::kPushSet | store::kPushAllParams, .extents = 1}));
+  ASSERT_TRUE(bench.batcher.open_next());
+  EXPECT_EQ(bench.record().kind.load(), raw(store::BatchKind::kAdd));
+  EXPECT_EQ(bench.record().count.load(), 2u);
+  bench.finish();
+  ASSERT_TRUE(bench.batcher.open_next());
+  const store::BatchRecord& record = bench.record();
+  EXPECT_EQ(record.kind.load(), raw(store::BatchKind::kSet));
+  ASSERT_EQ(record.count.load(), 1u);
+  EXPECT_EQ(record.initialises.load(), 1u);
+  EXPECT_EQ(record.entries[0].sequence.load(), 3u);
+  EXPECT_EQ(record.entries[0].after_clock.load(), 1u) << "a set is no step";
+  EXPECT_EQ(record.after_total.load(), 2u);
+}
+
+// Regression: an empty set marked extents as initialised without giving them values.
+TEST(Batcher, AnEmptySetInitialisesNothing) {
+  Bench bench{1};
+  ASSERT_OK(bench.job.publish(bench.job.workers[0],
+                              {.flags = store::kPushSet | store::kPushEmpty, .extents = 1}));
+  ASSERT_TRUE(bench.batcher.open_next());
+  EXPECT_EQ(bench.record().initialises.load(), 0u);
+}
+
+TEST(Batcher, RatesComeFromTheLastSixteenPushes) {
+  Bench bench{1};
+  for (int n = 0; n < 20; ++n) {
+    bench.context.now += std::chrono::seconds{n < 4 ? 100 : 2};
+    ASSERT_OK(bench.job.publish(bench.job.workers[0], {.flags = store::kPushEmpty}));
+    ASSERT_TRUE(bench.batcher.open_next());
+    bench.finish();
+  }
+  EXPECT_EQ(store::from_word(bench.job.counters(kStream, bench.job.workers[0]).rate.load()), 0.5);
+}
+
+TEST(Batcher, NoMorePushesThanConfigured) {
+  Bench bench{2, {}, {.max_batch_pushes = 1}};
+  bench.job.push_whole(1, 1);
+  bench.job.push_whole(1, 2);
+  for (const std::uint64_t sequence : {1, 2}) {
+    ASSERT_TRUE(bench.batcher.open_next());
+    ASSERT_EQ(bench.record().count.load(), 1u);
+    EXPECT_EQ(bench.record().entries[0].sequence.load(), sequence);
+    bench.finish();
+  }
+  EXPECT_FALSE(bench.batcher.open_next());
+}
+
+struct Bad {
+  const char* name;
+  void (*spoil)(store::MailStream&, store::PushDescriptor&);
+  const char* reason;
+};
+class BadDescriptor : public ::testing::TestWithParam<Bad> {};
+
+TEST_P(BadDescriptor, IsAnOffenceOfItsWorkerAndTheOthersGoOn) {
+  Bench bench{2};
+  bench.job.push_whole(1, 1);
+  bench.job.push_whole(0, 1);
+  store::MailStream& mail = bench.job.mail(bench.job.workers[0], kStream);
+  GetParam().spoil(mail, mail.descriptors[2 % store::kSlots]);
+  ASSERT_TRUE(bench.batcher.open_next());
+  ASSERT_EQ(bench.record().count.load(), 1u);
+  EXPECT_EQ(bench.record().entries[0].member.load(), raw(bench.job.workers[1].member));
+  const auto offences = bench.batcher.take_offences();
+  ASSERT_EQ(offences.size(), 1u);
+  EXPECT_EQ(offences[0].member, bench.job.workers[0].member);
+  EXPECT_THAT(offences[0].reason, ::testing::HasSubstr(GetParam().reason));
+  EXPECT_TRUE(bench.batcher.take_offences().empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, BadDescriptor,
+    ::testing::Values(
+        Bad{"Sequence", [](auto&, auto& d) { d.sequence = 3; }, "its sequence or incarnation"},
+        Bad{"Incarnation", [](auto&, auto& d) { d.incarnation = 99; }, "its sequence or incarnation"},
+        Bad{"Flags", [](auto&, auto& d) { d.flags = 8; }, "its flags 0x8 are unknown"},
+        Bad{"Extents", [](auto&, auto& d) { d.extents = 2; }, "it carries extents 0x2 of 1"},
+        Bad{"LayoutVersion", [](auto&, auto& d) { d.layout_version = 2; }, "it carries extents"},
+        Bad{"NanLambda",
+            [](auto&, auto& d) { d.lambda = store::to_word(std::nan("")); },
+            "its scale is not finite"},
+        Bad{"InfiniteLambda",
+            [](auto&, auto& d) {
+              d.lambda = store::to_word(std::numeric_limits<double>::infinity());
+            },
+            "its scale is not finite"},
+        Bad{"ThreePublished",
+            [](auto& mail, auto&) {
+              mail.published = mail.published.load() + 2;
+            },
+            "more pushes than it has slots"}),
+    [](const auto& param) { return param.param.name; });
+
+}  // namespace
+}  // namespace psplus::server

@@ -1,0 +1,145 @@
+"""Run a function of a test module in N worker processes, as a launcher would.
+
+As a program: ``python workers.py FILE FUNCTION RESULT KEYWORDS`` calls FUNCTION of FILE and saves
+what it returns.
+"""
+
+import importlib.util
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one worker ended."""
+
+    rank: int
+    status: int
+    result: Any
+    stderr: str
+
+
+def start_worker(
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    folder: Path,
+    job: str,
+    environment: Mapping[str, str] | None = None,
+    **keywords: Any,
+) -> subprocess.Popen[str]:
+    """Start one worker; its result goes to ``folder/<rank>.pt``, its output to files beside it."""
+    variables = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "PSPLUS_JOB": job,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "python")]),
+        **(environment or {}),
+    }
+    with (
+        open(folder / f"{rank}.out", "w", encoding="utf-8") as out,
+        open(folder / f"{rank}.err", "w", encoding="utf-8") as err,
+    ):
+        return subprocess.Popen(
+            [
+                sys.executable,
+                __file__,
+                sys.modules[function.__module__].__file__ or "",
+                function.__name__,
+                str(folder / f"{rank}.pt"),
+                json.dumps(keywords),
+            ],
+            env=variables,
+            stdout=out,
+            stderr=err,
+            text=True,
+        )
+
+
+def wait_workers(
+    processes: Sequence[subprocess.Popen[str]], folder: Path, limit: float
+) -> list[Ended]:
+    """Wait until all have ended; those that have not by ``limit`` seconds are killed, which fails."""
+    import torch
+
+    deadline = time.monotonic() + limit
+    late = []
+    for rank, process in enumerate(processes):
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            late.append(rank)
+            process.kill()
+            process.wait()
+    ended = []
+    for rank, process in enumerate(processes):
+        stderr = (folder / f"{rank}.err").read_text(encoding="utf-8")
+        saved = folder / f"{rank}.pt"
+        result = torch.load(saved, weights_only=True) if saved.exists() else None
+        ended.append(Ended(rank, process.returncode, result, stderr))
+    if late:
+        told = "\n".join(f"--- rank {e.rank}\n{e.stderr}" for e in ended)
+        raise AssertionError(f"ranks {late} had not ended after {limit:.0f} s\n{told}")
+    return ended
+
+
+def run_workers(
+    function: Callable[..., Any],
+    world_size: int,
+    folder: Path,
+    *,
+    limit: float = 60.0,
+    environment: Mapping[str, str] | None = None,
+    **keywords: Any,
+) -> list[Any]:
+    """Run ``function(**keywords)`` in ``world_size`` processes; its results in rank order.
+
+    Keywords must survive JSON, results ``torch.save`` and ``torch.load(weights_only=True)``.
+
+    Raises:
+        AssertionError: If a worker fails or takes longer than ``limit`` seconds in all.
+    """
+    job = secrets.token_hex(8)
+    processes = [
+        start_worker(function, rank, world_size, folder, job, environment, **keywords)
+        for rank in range(world_size)
+    ]
+    ended = wait_workers(processes, folder, limit)
+    failed = [e for e in ended if e.status != 0]
+    if failed:
+        raise AssertionError(
+            "\n".join(f"--- rank {e.rank} ended with {e.status}\n{e.stderr}" for e in failed)
+        )
+    return [e.result for e in ended]
+
+
+def _main() -> None:
+    import torch
+
+    file, function, result, keywords = sys.argv[1:]
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    returned = getattr(module, function)(**json.loads(keywords))
+    torch.save(returned, result + ".new")
+    os.replace(result + ".new", result)
+
+
+if __name__ == "__main__":
+    _main()
