@@ -52,7 +52,9 @@ def import_torch():
             f"{' and '.join(f'{m}.*' for m in TORCH_MINORS)}."
         )
     if not torch.compiled_with_cxx11_abi():
-        fail(f"torch {torch.__version__} was built with the pre-C++11 ABI, which psplus cannot use.")
+        fail(
+            f"torch {torch.__version__} was built with the pre-C++11 ABI, which psplus cannot use."
+        )
     return torch
 
 

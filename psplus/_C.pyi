@@ -66,6 +66,9 @@ class Session:
             params: Name, dtype name (``"float32"``) and shape of each parameter.
             blob: What others shall find in ``DenseStream.blob``: hyper-parameters and state; the
                 server keeps that of the rank whose values count.
+            timeout: Longest silence of whoever is waited for, in seconds.
+            straggler_timeout: Longest wait for a live but slow worker, in seconds.
+            chunk_bytes: Copy-on-write unit of the shard, a multiple of 64.
 
         The first stream of a job waits until ``world_size`` workers have registered it.
         """
@@ -80,7 +83,7 @@ class Observation:
         """Foreign pushes between this worker's last two snapshots."""
     @property
     def actual(self) -> int:
-        """Staleness that the server reported for the last acknowledged push; -1 before the first."""
+        """Staleness that the server reported for the last applied push; -1 before the first."""
     @property
     def step(self) -> int:
         """Steps this worker has pushed or is about to push: 1 for the first."""
@@ -124,8 +127,10 @@ class DenseStream:
     def retries(self) -> int:
         """Chunks read again because the server changed them meanwhile."""
     def publish_values(self, params: Sequence[Tensor]) -> None:
-        """Make these values the global ones: an ordered batch that sets instead of adding; waits
-        until it is applied. Not a step."""
+        """Make these values the global ones.
+
+        An ordered batch that sets instead of adding; waits until it is applied. Not a step.
+        """
     def wait_initialised(self) -> bool:
         """Wait until the servers hold somebody's values; True then.
 
@@ -135,7 +140,7 @@ class DenseStream:
     def snapshot(self, params: Sequence[Tensor]) -> None:
         """Remember the parameters as they are before the inner optimizer's step."""
     def write_delta(self, params: Sequence[Tensor], carried: Sequence[bool]) -> int:
-        """delta = snapshot - parameter, in float32 (float64), into the next push slot.
+        """Delta = snapshot - parameter, in float32 (float64), into the next push slot.
 
         Waits until that slot is free. Parameters that are not carried are not pushed.
         Returns the index of the first parameter whose delta is not finite, -1 if all are.
@@ -160,10 +165,10 @@ class DenseStream:
     def peek(self) -> Observation:
         """The last observation, with the newest ``actual`` and step vector; begins nothing."""
     def pull(self, params: Sequence[Tensor], local_scale: float) -> None:
-        """parameter = W - local_scale * (delta in the push slot that was written last).
+        """Parameter = W - local_scale * (delta in the push slot that was written last).
 
-        ``local_scale`` 0, and parameters that were not carried: parameter = W. W is the mapped shard
-        or, in buffered mode, the cut that came with the last released push.
+        ``local_scale`` 0, and parameters that were not carried: parameter = W. W is the mapped
+        shard or, in buffered mode, the cut that came with the last released push.
         """
     def pull_cut(self, params: Sequence[Tensor]) -> Observation:
         """Copy one cut, made between two batches, that contains all own pushes."""

@@ -21,17 +21,18 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 /// Wakes everybody who waits on `word`. Cheap (no system call) when nobody sleeps.
 void notify(WakeWord& word) noexcept;
 
-/// Sleeps until `word` differs from `seen`, a signal arrives or `deadline` passes; may return early.
-/// The caller has read `seen` before it looked at its condition. `word` may be mapped read-only; its
-/// notifier must then use `notify_always`, because such a waiter cannot announce itself.
+/// Sleeps until `word` differs from `seen`, a signal arrives or `deadline` passes; may return
+/// early. The caller has read `seen` before it looked at its condition. `word` may be mapped
+/// read-only; its notifier must then use `notify_always`, because such a waiter cannot announce
+/// itself.
 void sleep_on(const std::atomic<std::uint32_t>& word, std::uint32_t seen,
               Deadline deadline) noexcept;
 
 /// Wakes everybody without looking at `waiters`: for words that waiters map read-only.
 void notify_always(WakeWord& word) noexcept;
 
-/// Looks at the condition this often before going to sleep. Some microseconds: longer spinning would
-/// take the core from the very process that is waited for when processes exceed cores.
+/// Looks at the condition this often before going to sleep. Some microseconds: longer spinning
+/// would take the core from the very process that is waited for when processes exceed cores.
 inline constexpr int kSpinTurns = 200;
 
 /// Waits until `ready()` or `deadline`; returns what `ready()` said last. `word` must be writable.

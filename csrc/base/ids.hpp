@@ -34,20 +34,18 @@ enum class Epoch : std::uint32_t {};
 
 /// The number behind a strong id.
 template <class Id>
-  requires std::is_enum_v<Id>
+requires std::is_enum_v<Id>
 [[nodiscard]] constexpr auto raw(Id id) noexcept {
   return static_cast<std::underlying_type_t<Id>>(id);
 }
 
 /// `raw(id)` widened for indexing.
 template <class Id>
-  requires std::is_enum_v<Id>
-[[nodiscard]] constexpr std::size_t index(Id id) noexcept {
-  return static_cast<std::size_t>(id);
-}
+requires std::is_enum_v<Id>
+[[nodiscard]] constexpr std::size_t index(Id id) noexcept { return static_cast<std::size_t>(id); }
 
 template <class Id>
-  requires std::is_enum_v<Id>
+requires std::is_enum_v<Id>
 [[nodiscard]] constexpr Id next(Id id) noexcept {
   return Id{static_cast<std::underlying_type_t<Id>>(raw(id) + 1)};
 }

@@ -98,10 +98,11 @@ std::optional<Headroom> headroom(const std::string& root) {
 Status check_memory_available(std::string_view label, std::size_t size, const std::string& root) {
   const auto room = headroom(root);
   if (!room || size <= room->bytes) return {};
-  return {StatusCode::kNoSpace,
-          fmt::format("no memory for {}: {} bytes asked for, {} bytes left ({}); use a smaller model "
-                      "or fewer workers on this host, or raise the limit",
-                      label, size, room->bytes, room->limit)};
+  return {
+      StatusCode::kNoSpace,
+      fmt::format("no memory for {}: {} bytes asked for, {} bytes left ({}); use a smaller model "
+                  "or fewer workers on this host, or raise the limit",
+                  label, size, room->bytes, room->limit)};
 }
 
 }  // namespace psplus

@@ -42,9 +42,9 @@ Result<Segment> Segment::map(UniqueFd fd, std::size_t minimum_size, Access acces
   if (::fstat(fd.get(), &info) != 0) return Status::from_errno("fstat", "a segment", errno);
   const auto size = static_cast<std::size_t>(info.st_size);
   if (size < minimum_size || size == 0)
-    return Status{StatusCode::kInternal,
-                  fmt::format("a received segment has {} bytes, expected at least {}", size,
-                              minimum_size)};
+    return Status{
+        StatusCode::kInternal,
+        fmt::format("a received segment has {} bytes, expected at least {}", size, minimum_size)};
   auto mapping = UniqueMapping::map_shared(fd, size, access);
   if (!mapping.ok()) return mapping.status();
   return Segment{std::move(fd), std::move(mapping).value()};

@@ -14,9 +14,9 @@ namespace psplus {
 /// pointers: whoever maps it can go on with it.
 class Segment {
  public:
-  /// Creates and maps `size` zeroed bytes; `label` only shows in /proc. The request is compared with
-  /// the memory that the machine and the process's control group have left first, because a group
-  /// kills instead of failing. Errors: kNoSpace (says how much was asked for), kInternal.
+  /// Creates and maps `size` zeroed bytes; `label` only shows in /proc. The request is compared
+  /// with the memory that the machine and the process's control group have left first, because a
+  /// group kills instead of failing. Errors: kNoSpace (says how much was asked for), kInternal.
   static Result<Segment> create(std::string_view label, std::size_t size);
 
   /// Maps a segment that another process created. Refuses a descriptor that is not a memfd sealed

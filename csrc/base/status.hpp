@@ -15,10 +15,10 @@ enum class StatusCode : std::uint8_t {
   kPeerLost,        ///< a worker or server is gone; the message says which and how
   kLayoutMismatch,  ///< workers disagree about parameters; the message names one
   kConfig,          ///< a setting cannot work; the message names it and the fix
-  kNoSpace,         ///< memory or descriptors are exhausted; the message says how much was asked for
-  kBusy,            ///< try again: nothing happened
-  kClosed,          ///< the session or stream was closed, or the worker was expelled
-  kInternal,        ///< a defect of psplus or an unexpected errno
+  kNoSpace,   ///< memory or descriptors are exhausted; the message says how much was asked for
+  kBusy,      ///< try again: nothing happened
+  kClosed,    ///< the session or stream was closed, or the worker was expelled
+  kInternal,  ///< a defect of psplus or an unexpected errno
 };
 
 [[nodiscard]] std::string_view to_string(StatusCode code) noexcept;
@@ -46,8 +46,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}              // NOLINT: implicit by design
-  Result(Status status) : status_(std::move(status)) {       // NOLINT: implicit by design
+  Result(T value) : value_(std::move(value)) {}         // NOLINT: implicit by design
+  Result(Status status) : status_(std::move(status)) {  // NOLINT: implicit by design
     if (status_.ok()) status_ = {StatusCode::kInternal, "a Result was made from an ok Status"};
   }
 

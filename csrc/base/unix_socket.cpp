@@ -17,9 +17,10 @@ Result<sockaddr_un> address_of(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path))
-    return Status{StatusCode::kConfig,
-                  fmt::format("socket path {} is longer than {} bytes; set TMPDIR to a shorter folder",
-                              path, sizeof(address.sun_path) - 1)};
+    return Status{
+        StatusCode::kConfig,
+        fmt::format("socket path {} is longer than {} bytes; set TMPDIR to a shorter folder", path,
+                    sizeof(address.sun_path) - 1)};
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
 }

@@ -88,10 +88,9 @@ std::optional<py::bytes> blob(const DenseStream& stream) {
 void bind_observation(py::module_& module) {
   py::class_<Observation>(module, "Observation")
       .def_readonly("observed", &Observation::observed)
-      .def_property_readonly("actual",
-                             [](const Observation& o) {
-                               return o.actual ? static_cast<std::int64_t>(*o.actual) : -1;
-                             })
+      .def_property_readonly(
+          "actual",
+          [](const Observation& o) { return o.actual ? static_cast<std::int64_t>(*o.actual) : -1; })
       .def_readonly("step", &Observation::step)
       .def_readonly("step_vector", &Observation::step_vector)
       .def_readonly("rates", &Observation::rates)
@@ -137,7 +136,9 @@ void bind_dense_stream(py::module_& module) {
       .def("step_vector", &DenseStream::step_vector)
       .def(
           "close",
-          [](DenseStream& s, double timeout) { run([&] { return s.close(to_duration(timeout)); }); },
+          [](DenseStream& s, double timeout) {
+            run([&] { return s.close(to_duration(timeout)); });
+          },
           py::arg("timeout") = 5.0);
 }
 

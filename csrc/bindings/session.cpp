@@ -46,7 +46,8 @@ DType parse_dtype(const std::string& text, const std::string& parameter) {
   for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16, DType::float16,
                             DType::complex64, DType::complex128})
     if (name(dtype) == text) return dtype;
-  throw py::value_error(fmt::format("parameter '{}' has dtype {}, which is not supported", parameter, text));
+  throw py::value_error(
+      fmt::format("parameter '{}' has dtype {}, which is not supported", parameter, text));
 }
 
 using Param = std::tuple<std::string, std::string, std::vector<std::int64_t>>;
@@ -60,9 +61,9 @@ std::unique_ptr<DenseStream> open_stream(const std::shared_ptr<Session>& session
   if (mode != "async" && mode != "bsp")
     throw py::value_error(fmt::format("mode must be 'async' or 'bsp', got '{}'", mode));
   if (ordinal >= store::kMaxStreams)
-    throw_if_error({StatusCode::kConfig,
-                    fmt::format("a job has {} wrappers at most; wrap fewer optimizers",
-                                store::kMaxStreams)});
+    throw_if_error(
+        {StatusCode::kConfig,
+         fmt::format("a job has {} wrappers at most; wrap fewer optimizers", store::kMaxStreams)});
   std::vector<store::ParamSpec> specs;
   for (const auto& [param, dtype, shape] : params)
     specs.push_back({param, parse_dtype(dtype, param), shape});
@@ -102,9 +103,10 @@ void bind_session(py::module_& module) {
       .def_property_readonly("rank", [](const Session& s) { return raw(s.options().rank); })
       .def_property_readonly("world_size", [](const Session& s) { return s.options().world_size; })
       .def_property_readonly("num_workers", &live_workers)
-      .def_property_readonly(
-          "server_pid",
-          [](const Session& s) { return s.control().server_process.load(std::memory_order_relaxed); })
+      .def_property_readonly("server_pid",
+                             [](const Session& s) {
+                               return s.control().server_process.load(std::memory_order_relaxed);
+                             })
       .def_property_readonly("server_restarts", &Session::server_restarts)
       .def("open_stream", &open_stream, py::kw_only(), py::arg("ordinal"), py::arg("mode"),
            py::arg("bound"), py::arg("buffered"), py::arg("params"), py::arg("blob"),

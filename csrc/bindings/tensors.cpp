@@ -65,8 +65,8 @@ WritableTensors::WritableTensors(const std::vector<at::Tensor>& tensors,
   for (const at::Tensor& tensor : tensors_) {
     contiguous_.push_back(
         is_plain(tensor) ? tensor.detach()
-                         : at::empty(tensor.sizes(), tensor.options().memory_format(
-                                                         at::MemoryFormat::Contiguous)));
+                         : at::empty(tensor.sizes(),
+                                     tensor.options().memory_format(at::MemoryFormat::Contiguous)));
     pointers_.push_back(contiguous_.back().mutable_data_ptr());
   }
 }

@@ -13,9 +13,9 @@ namespace psplus::bindings {
 /// The dtype of a layout for a tensor; throws std::invalid_argument for others.
 [[nodiscard]] DType to_dtype(at::ScalarType type);
 
-/// Tensors as pointers to contiguous elements, in the order of a layout, for reading. Keeps copies of
-/// those that are not contiguous. Throws std::invalid_argument, naming the parameter, when a tensor is
-/// not a dense CPU tensor of the declared shape and dtype.
+/// Tensors as pointers to contiguous elements, in the order of a layout, for reading. Keeps copies
+/// of those that are not contiguous. Throws std::invalid_argument, naming the parameter, when a
+/// tensor is not a dense CPU tensor of the declared shape and dtype.
 class ReadableTensors {
  public:
   ReadableTensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout);
@@ -26,8 +26,8 @@ class ReadableTensors {
   std::vector<const void*> pointers_;
 };
 
-/// The same for writing: `finish()` copies into tensors that are not contiguous and bumps the version
-/// counter of each, so that a backward which saved the old values raises as in plain torch.
+/// The same for writing: `finish()` copies into tensors that are not contiguous and bumps the
+/// version counter of each, so that a backward which saved the old values raises as in plain torch.
 class WritableTensors {
  public:
   WritableTensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout);

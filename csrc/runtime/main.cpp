@@ -95,8 +95,8 @@ int serve(const std::string& job_dir, UnixSocket starter) {
     reply(BootResult::kLostRace, "workers of a server that ended are about to replace it");
     return EXIT_SUCCESS;
   }
-  auto server =
-      psplus::shm::Server::open(job_dir, std::move(boot->segments), psplus::server::Config{}, log_line);
+  auto server = psplus::shm::Server::open(job_dir, std::move(boot->segments),
+                                          psplus::server::Config{}, log_line);
   if (!server.ok()) return fail(server.status());
   log_line(takes_over ? "took over from a server that ended" : "started");
   reply(BootResult::kReady, "");
@@ -123,7 +123,8 @@ int main(int argc, char** argv) {
   if (child != 0) return child < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
   ::setsid();
   try {
-    if (Status made = psplus::shm::make_job_directory(job_dir); !made.ok()) log_line(made.message());
+    if (Status made = psplus::shm::make_job_directory(job_dir); !made.ok())
+      log_line(made.message());
     detach_from_starter(job_dir);
     return serve(job_dir, std::move(starter));
   } catch (const std::exception& error) {

@@ -326,7 +326,8 @@ bool Applier::advance_cut(const TakeCut& cut, std::size_t budget) {
     context_.store.before_write();
     const std::size_t bytes = shard_->layout.chunk_bytes();
     const auto now = ChunkEntry::unpack(peek(shard_->view.entry(ChunkIndex{chunk_})));
-    std::memcpy(pull.values(cut.buffer).data() + chunk_ * bytes, shard_->view.unit(now.unit), bytes);
+    std::memcpy(pull.values(cut.buffer).data() + chunk_ * bytes, shard_->view.unit(now.unit),
+                bytes);
     ++chunk_;
     done += bytes;
   }

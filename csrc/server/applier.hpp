@@ -14,8 +14,9 @@ namespace psplus::server {
 /// Carries out the operations of the apply log, a bounded piece at a time.
 ///
 /// Order of writes of a batch: (record opened) -> chunks -> counters -> record closed -> `applied`
-/// -> wake. A chunk is done when its entry names the batch, so a successor redoes exactly the chunks
-/// that lack it; counters are stored as the record gives them, so storing them twice changes nothing.
+/// -> wake. A chunk is done when its entry names the batch, so a successor redoes exactly the
+/// chunks that lack it; counters are stored as the record gives them, so storing them twice changes
+/// nothing.
 class Applier {
  public:
   explicit Applier(Context& context) noexcept : context_(context) {}
@@ -33,7 +34,7 @@ class Applier {
     std::uint64_t extents;
     bool all_params;
     double scale;
-    const std::byte* values;         // of the extent at hand
+    const std::byte* values;  // of the extent at hand
     std::span<const std::uint64_t> bitmap;
   };
   enum class Phase : std::uint8_t { kChunks, kCounters, kClose, kAnnounce, kDone };

@@ -23,9 +23,9 @@ struct TakeCut {
 };
 using Operation = std::variant<ApplyBatch, TakeCut>;
 
-/// The one order in which a server changes or copies its shards. An operation runs to its end before
-/// the next begins; a batch is formed only when everything before it has run, so a cut lies between
-/// two batches by construction.
+/// The one order in which a server changes or copies its shards. An operation runs to its end
+/// before the next begins; a batch is formed only when everything before it has run, so a cut lies
+/// between two batches by construction.
 class ApplyLog {
  public:
   void append(Operation operation) { pending_.push_back(operation); }

@@ -32,16 +32,16 @@ std::vector<Batcher::Offence> Batcher::take_offences() { return std::exchange(of
 bool Batcher::read_push(StreamId stream, MemberId member, Sequence sequence, Push& push) {
   const store::PushDescriptor& d =
       context_.store.mail(member, stream).descriptors[raw(sequence) % store::kSlots];
-  push = {.member = member,
-          .incarnation = PushMark::unpack(peek(context_.in_stream(stream, member).dedup)).incarnation,
-          .sequence = sequence,
-          .flags = peek(d.flags),
-          .extents = peek(d.extents),
-          .lambda = store::from_word(peek(d.lambda)),
-          .snapshot_foreign = peek(d.snapshot_foreign)};
+  push = {
+      .member = member,
+      .incarnation = PushMark::unpack(peek(context_.in_stream(stream, member).dedup)).incarnation,
+      .sequence = sequence,
+      .flags = peek(d.flags),
+      .extents = peek(d.extents),
+      .lambda = store::from_word(peek(d.lambda)),
+      .snapshot_foreign = peek(d.snapshot_foreign)};
   const std::uint32_t extents = peek(context_.stream(stream).extent_count);
-  const std::uint64_t known =
-      extents >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << extents) - 1;
+  const std::uint64_t known = extents >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << extents) - 1;
   std::string reason;
   if (peek(d.sequence) != raw(sequence) || peek(d.incarnation) != raw(push.incarnation))
     reason = "its sequence or incarnation is not the published one";
@@ -72,7 +72,8 @@ std::vector<Batcher::Push> Batcher::collect(StreamId stream, BatchKind& kind) {
       continue;
     }
     const auto done = PushMark::unpack(peek(context_.in_stream(stream, member).dedup)).sequence;
-    const std::uint64_t take = mode == store::Mode::kBsp ? std::min<std::uint64_t>(waiting, 1) : waiting;
+    const std::uint64_t take =
+        mode == store::Mode::kBsp ? std::min<std::uint64_t>(waiting, 1) : waiting;
     for (std::uint64_t i = 1; i <= take; ++i) {
       Push push{};
       if (!read_push(stream, member, Sequence{raw(done) + i}, push)) break;
@@ -119,7 +120,8 @@ void Batcher::write_record(StreamId stream, BatchKind kind, const std::vector<Pu
   for (std::size_t i = 0; i < pushes.size(); ++i) {
     const Push& push = pushes[i];
     const store::StreamMember& member = context_.in_stream(stream, push.member);
-    auto [counters, first] = after.try_emplace(push.member, peek(member.clock), peek(member.pushes));
+    auto [counters, first] =
+        after.try_emplace(push.member, peek(member.clock), peek(member.pushes));
     auto& [clock, own] = counters->second;
     const std::uint64_t foreign = total - own;
     store::RecordEntry& out = record.entries[i];

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <deque>
+#include <map>
 #include <string>
 #include <vector>
 

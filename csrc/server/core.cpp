@@ -108,8 +108,8 @@ void Core::expel_offenders() {
     for (std::uint16_t s = 0; s < store::kMaxStreams; ++s) {
       const StreamId stream{s};
       if (batcher_.pending(stream, offence.member) == 0) continue;
-      const auto published = context_.store.mail(offence.member, stream)
-                                 .published.load(std::memory_order_acquire);
+      const auto published =
+          context_.store.mail(offence.member, stream).published.load(std::memory_order_acquire);
       context_.store.put(context_.in_stream(stream, offence.member).dedup,
                          published & ~store::PushMark::kClosed);
     }
@@ -173,14 +173,13 @@ void Core::open_gates() {
       });
       if (queued) continue;
       const std::uint64_t step = peek(mail.released) + 1;
-      log_.append(TakeCut{
-          .stream = stream,
-          .member = member,
-          .incarnation =
-              Incarnation{static_cast<std::uint16_t>(peek(context_.member(member).incarnation))},
-          .buffer = static_cast<std::uint32_t>(step % 2),
-          .releases = Step{step},
-          .request = 0});
+      log_.append(TakeCut{.stream = stream,
+                          .member = member,
+                          .incarnation = Incarnation{static_cast<std::uint16_t>(
+                              peek(context_.member(member).incarnation))},
+                          .buffer = static_cast<std::uint32_t>(step % 2),
+                          .releases = Step{step},
+                          .request = 0});
     }
   }
 }
@@ -198,18 +197,17 @@ void Core::queue_cuts() {
       const auto& pending = log_.pending();
       const bool queued = std::any_of(pending.begin(), pending.end(), [&](const Operation& op) {
         const auto* const cut = std::get_if<TakeCut>(&op);
-        return cut != nullptr && cut->stream == stream && cut->member == member &&
-               !cut->releases && cut->request == request;
+        return cut != nullptr && cut->stream == stream && cut->member == member && !cut->releases &&
+               cut->request == request;
       });
       if (queued) continue;
-      log_.append(TakeCut{
-          .stream = stream,
-          .member = member,
-          .incarnation =
-              Incarnation{static_cast<std::uint16_t>(peek(context_.member(member).incarnation))},
-          .buffer = static_cast<std::uint32_t>(request & 1),
-          .releases = std::nullopt,
-          .request = request});
+      log_.append(TakeCut{.stream = stream,
+                          .member = member,
+                          .incarnation = Incarnation{static_cast<std::uint16_t>(
+                              peek(context_.member(member).incarnation))},
+                          .buffer = static_cast<std::uint32_t>(request & 1),
+                          .releases = std::nullopt,
+                          .request = request});
     }
   }
 }

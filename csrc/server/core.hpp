@@ -51,7 +51,7 @@ class Core {
   Batcher batcher_;
   Applier applier_;
   ApplyLog log_;
-  bool running_ = false;       ///< the log's first operation has begun
+  bool running_ = false;  ///< the log's first operation has begun
   bool had_workers_ = false;
   bool stopped_ = false;
 };

@@ -14,8 +14,7 @@ store::MemberState member_state(const store::ControlBlock& control, MemberId mem
 }
 
 store::StreamMemberState stream_state(const store::StreamEntry& stream, MemberId member) {
-  return static_cast<store::StreamMemberState>(
-      stream.members[index(member)].state.load(kRelaxed));
+  return static_cast<store::StreamMemberState>(stream.members[index(member)].state.load(kRelaxed));
 }
 
 bool is_active(const store::ControlBlock& control, StreamId stream, MemberId member) {

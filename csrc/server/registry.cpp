@@ -15,10 +15,10 @@ using store::StreamMemberState;
 constexpr StreamId kFirstStream{0};
 
 std::string describe(store::Mode mode, store::PullMode pull, std::uint64_t bound) {
-  return fmt::format("{}, {} pull, {}", mode == store::Mode::kBsp ? "bsp" : "asynchronous",
-                     pull == store::PullMode::kBuffered ? "buffered" : "mapped",
-                     bound == store::kNoBound ? "no staleness bound"
-                                              : fmt::format("staleness bound {}", bound));
+  return fmt::format(
+      "{}, {} pull, {}", mode == store::Mode::kBsp ? "bsp" : "asynchronous",
+      pull == store::PullMode::kBuffered ? "buffered" : "mapped",
+      bound == store::kNoBound ? "no staleness bound" : fmt::format("staleness bound {}", bound));
 }
 
 }  // namespace
@@ -30,15 +30,14 @@ void Registry::open(ConnectionId from, const wire::OpenStream& request,
   const Rank rank{peek(context_.member(*member).rank)};
   const StreamId stream = request.stream;
   auto layout = store::ExtentLayout::parse(layout_bytes);
-  if (!layout.ok())
-    return roster_.refuse(from, layout.status().code(), layout.status().message());
+  if (!layout.ok()) return roster_.refuse(from, layout.status().code(), layout.status().message());
   Status status;
   if (stream_state(context_.stream(stream), *member) == StreamMemberState::kLeft) {
     status = {StatusCode::kClosed,
               fmt::format("rank {} has closed stream {} already", raw(rank), raw(stream))};
   } else if (peek(context_.stream(stream).open) == 0) {
-    if (raw(stream) != 0 && peek(context_.stream(StreamId{static_cast<std::uint16_t>(
-                                raw(stream) - 1)}).open) == 0)
+    if (raw(stream) != 0 &&
+        peek(context_.stream(StreamId{static_cast<std::uint16_t>(raw(stream) - 1)}).open) == 0)
       status = {StatusCode::kConfig, fmt::format("rank {} registers stream {} before stream {}",
                                                  raw(rank), raw(stream), raw(stream) - 1)};
     else
@@ -62,8 +61,7 @@ void Registry::open(ConnectionId from, const wire::OpenStream& request,
   roster_.when_all_hold(*made, go_on);
 }
 
-Status Registry::create_stream(const wire::OpenStream& request,
-                               const store::ExtentLayout& layout) {
+Status Registry::create_stream(const wire::OpenStream& request, const store::ExtentLayout& layout) {
   store::ControlBlock& control = context_.control();
   const std::uint32_t extent = peek(control.layout_version);
   if (extent >= store::kMaxExtents)
@@ -283,13 +281,12 @@ void Registry::answer(StreamId stream) {
 
 void Registry::send_ready(ConnectionId to, StreamId stream, MemberId member) {
   const bool initialised = is_initialised(stream);
-  wire::StreamReady ready{
-      .stream = stream,
-      .provides = !initialised && provider(stream) == member,
-      .rejoined = initialised,
-      .clock = Step{peek(context_.in_stream(stream, member).clock)},
-      .barriers = peek(context_.stream(stream).barriers),
-      .blob_segment = context_.store.blob(stream)};
+  wire::StreamReady ready{.stream = stream,
+                          .provides = !initialised && provider(stream) == member,
+                          .rejoined = initialised,
+                          .clock = Step{peek(context_.in_stream(stream, member).clock)},
+                          .barriers = peek(context_.stream(stream).barriers),
+                          .blob_segment = context_.store.blob(stream)};
   context_.emit(Send{to, ready, {}});
 }
 

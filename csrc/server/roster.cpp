@@ -60,11 +60,12 @@ void Roster::refuse(ConnectionId to, StatusCode code, std::string text, bool fat
 }
 
 void Roster::refuse_taken(ConnectionId to, MemberId holder) {
-  refuse(to, StatusCode::kConfig,
-         fmt::format("rank {} is attached already, as process {}; give each worker a RANK of its own, "
-                     "or this job a PSPLUS_JOB of its own",
-                     peek(context_.member(holder).rank), peek(context_.member(holder).process)),
-         true);
+  refuse(
+      to, StatusCode::kConfig,
+      fmt::format("rank {} is attached already, as process {}; give each worker a RANK of its own, "
+                  "or this job a PSPLUS_JOB of its own",
+                  peek(context_.member(holder).rank), peek(context_.member(holder).process)),
+      true);
 }
 
 /// The place that the rank had before, so that its counters go on; else one never used; else any.
@@ -93,23 +94,25 @@ void Roster::attach(ConnectionId from, const wire::Attach& request) {
     return refuse(from, StatusCode::kInternal, "a worker attached twice on one connection", true);
   }
   if (request.protocol != wire::kProtocolVersion)
-    return refuse(from, StatusCode::kConfig,
-                  fmt::format("this worker speaks protocol {}, the job's server {}; install the same "
-                              "psplus version everywhere",
-                              request.protocol, wire::kProtocolVersion),
-                  true);
+    return refuse(
+        from, StatusCode::kConfig,
+        fmt::format("this worker speaks protocol {}, the job's server {}; install the same "
+                    "psplus version everywhere",
+                    request.protocol, wire::kProtocolVersion),
+        true);
   const std::uint32_t world = peek(control.world_size);
   if (world != 0 && world != request.world_size)
-    return refuse(from, StatusCode::kConfig,
-                  fmt::format("rank {} says WORLD_SIZE is {}, but this job was started with {}; stop "
-                              "the other job or set PSPLUS_JOB to a name of its own",
-                              raw(request.rank), request.world_size, world),
-                  true);
+    return refuse(
+        from, StatusCode::kConfig,
+        fmt::format("rank {} says WORLD_SIZE is {}, but this job was started with {}; stop "
+                    "the other job or set PSPLUS_JOB to a name of its own",
+                    raw(request.rank), request.world_size, world),
+        true);
   if (request.world_size == 0 || raw(request.rank) >= request.world_size)
-    return refuse(from, StatusCode::kConfig,
-                  fmt::format("rank {} is not below WORLD_SIZE {}", raw(request.rank),
-                              request.world_size),
-                  true);
+    return refuse(
+        from, StatusCode::kConfig,
+        fmt::format("rank {} is not below WORLD_SIZE {}", raw(request.rank), request.world_size),
+        true);
   for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
     const store::MemberEntry& entry = context_.member(MemberId{m});
     const MemberState state = member_state(control, MemberId{m});
@@ -133,17 +136,17 @@ void Roster::admit(ConnectionId from, const wire::Attach& request) {
   const auto place = place_for(request.rank);
   const std::uint32_t incarnation = peek(control.next_incarnation);
   if (!place || incarnation >= kLastIncarnation)
-    return refuse(from, StatusCode::kNoSpace,
-                  place ? "this job's server has attached 65,534 workers in its life; restart the job"
-                        : fmt::format("a server takes {} workers at most; set PSPLUS_HOST_ID to split "
-                                      "this host's workers over several servers",
-                                      store::kMaxMembers),
-                  true);
+    return refuse(
+        from, StatusCode::kNoSpace,
+        place ? "this job's server has attached 65,534 workers in its life; restart the job"
+              : fmt::format("a server takes {} workers at most; set PSPLUS_HOST_ID to split "
+                            "this host's workers over several servers",
+                            store::kMaxMembers),
+        true);
   const MemberId member = *place;
   const Incarnation life{static_cast<std::uint16_t>(incarnation)};
   const auto mailbox = store.create_mailbox(member, life);
-  if (!mailbox.ok())
-    return refuse(from, mailbox.status().code(), mailbox.status().message(), true);
+  if (!mailbox.ok()) return refuse(from, mailbox.status().code(), mailbox.status().message(), true);
   store::MemberEntry& entry = context_.member(member);
   store.put(control.next_incarnation, incarnation + 1);
   store.put(control.world_size, request.world_size);
@@ -161,8 +164,7 @@ void Roster::admit(ConnectionId from, const wire::Attach& request) {
                      wire::Welcome{control.header.job, member, life, Epoch{peek(control.epoch)}},
                      {SegmentId{control.header.id}}});
   for (const auto& [id, segment] : store.segments())
-    if (id != control.header.id && id != *mailbox)
-      context_.emit(Send{from, wire::Offer{id}, {id}});
+    if (id != control.header.id && id != *mailbox) context_.emit(Send{from, wire::Offer{id}, {id}});
   peers_[from] = {.member = member, .holding = control.header.id, .detaching = false};
   offer(*mailbox);
   when_all_hold(*mailbox, [this, from, member, life] {
@@ -177,13 +179,14 @@ void Roster::admit(ConnectionId from, const wire::Attach& request) {
 
 void Roster::resume(ConnectionId from, const wire::Resume& request) {
   const store::ControlBlock& control = context_.control();
-  const bool known = request.protocol == wire::kProtocolVersion && request.job == control.header.job &&
-                     unresumed_.contains(request.member) && !member_of(from) &&
+  const bool known = request.protocol == wire::kProtocolVersion &&
+                     request.job == control.header.job && unresumed_.contains(request.member) &&
+                     !member_of(from) &&
                      peek(context_.member(request.member).incarnation) == raw(request.incarnation);
   if (!known)
-    return refuse(from, StatusCode::kClosed,
-                  "this worker was expelled while its server was away: it did not come back in time",
-                  true);
+    return refuse(
+        from, StatusCode::kClosed,
+        "this worker was expelled while its server was away: it did not come back in time", true);
   unresumed_.erase(request.member);
   std::erase_if(queue_, [&](const Queued& queued) {
     if (raw(queued.request.rank) != peek(context_.member(request.member).rank)) return false;
@@ -271,9 +274,9 @@ void Roster::lost(ConnectionId connection) {
   const bool detaching = found->second.detaching;
   peers_.erase(found);
   if (!detaching) {
-    context_.emit(Log{fmt::format("rank {} (process {}) is gone",
-                                  peek(context_.member(member).rank),
-                                  peek(context_.member(member).process))});
+    context_.emit(
+        Log{fmt::format("rank {} (process {}) is gone", peek(context_.member(member).rank),
+                        peek(context_.member(member).process))});
     begin_draining(member);
   }
   run_waiters();
@@ -281,9 +284,9 @@ void Roster::lost(ConnectionId connection) {
 
 void Roster::expel(MemberId member, const std::string& reason) {
   const auto connection = connection_of(member);
-  context_.emit(Log{fmt::format("rank {} (process {}) is expelled: {}",
-                                peek(context_.member(member).rank),
-                                peek(context_.member(member).process), reason)});
+  context_.emit(
+      Log{fmt::format("rank {} (process {}) is expelled: {}", peek(context_.member(member).rank),
+                      peek(context_.member(member).process), reason)});
   unresumed_.erase(member);
   if (connection) {
     refuse(*connection, StatusCode::kClosed,

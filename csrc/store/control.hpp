@@ -13,7 +13,7 @@ namespace psplus::store {
 
 enum class MemberState : std::uint32_t {
   kFree = 0,
-  kJoining = 1,   ///< its mailbox is being passed around; a successor forgets it
+  kJoining = 1,  ///< its mailbox is being passed around; a successor forgets it
   kLive = 2,
   kDraining = 3,  ///< closed or dead; its published pushes are still being applied
 };
@@ -22,9 +22,9 @@ struct MemberEntry {
   HalfWord state;  ///< MemberState; stored last when a member joins
   HalfWord rank;
   HalfWord incarnation;
-  HalfWord process;          ///< process id, for messages
+  HalfWord process;  ///< process id, for messages
   HalfWord mailbox_segment;
-  HalfWord founder;          ///< 1: among the WORLD_SIZE workers that started the job
+  HalfWord founder;  ///< 1: among the WORLD_SIZE workers that started the job
   std::atomic<std::int64_t> last_sign_of_life;  ///< monotonic nanoseconds
   Word reserved[4];
 };
@@ -47,40 +47,40 @@ enum class StreamMemberState : std::uint32_t {
 };
 
 struct StreamMember {
-  HalfWord state;            ///< StreamMemberState
+  HalfWord state;  ///< StreamMemberState
   HalfWord reserved;
-  Word dedup;                ///< PushMark of the last push applied
-  Word clock;                ///< gate counter: steps applied; a joiner enters at the minimum
-  Word pushes;               ///< steps ever applied for this member's rank
-  Word rate;                 ///< pushes a second over its last 16, a double by its bits
+  Word dedup;   ///< PushMark of the last push applied
+  Word clock;   ///< gate counter: steps applied; a joiner enters at the minimum
+  Word pushes;  ///< steps ever applied for this member's rank
+  Word rate;    ///< pushes a second over its last 16, a double by its bits
 };
 static_assert(sizeof(StreamMember) == 40);
 
 struct StreamEntry {
-  HalfWord open;             ///< 1 once the fields below hold; stored last
-  HalfWord mode;             ///< Mode
-  HalfWord pull;             ///< PullMode
+  HalfWord open;  ///< 1 once the fields below hold; stored last
+  HalfWord mode;  ///< Mode
+  HalfWord pull;  ///< PullMode
   HalfWord extent_count;
-  Word bound;                ///< staleness bound in steps, or kNoBound
-  Word total_pushes;         ///< steps applied, all members
-  Word barriers;             ///< barriers completed
-  HalfWord provider;         ///< member place + 1 of whose values the stream begins with; 0: none yet
+  Word bound;         ///< staleness bound in steps, or kNoBound
+  Word total_pushes;  ///< steps applied, all members
+  Word barriers;      ///< barriers completed
+  HalfWord provider;  ///< member place + 1 of whose values the stream begins with; 0: none yet
   HalfWord provider_incarnation;
   std::atomic<std::uint16_t> extents[kMaxStreamExtents];  ///< ExtentIds
   StreamMember members[kMaxMembers];
 };
 
 struct ExtentEntry {
-  HalfWord open;             ///< 1 once its shard exists; stored last
-  HalfWord initialised;      ///< 1 once it holds somebody's values
+  HalfWord open;         ///< 1 once its shard exists; stored last
+  HalfWord initialised;  ///< 1 once it holds somebody's values
   HalfWord shard_segment;
   HalfWord stream;
 };
 
 enum class BatchKind : std::uint32_t {
-  kAdd = 0,  ///< W -= sum over pushes of scale * delta, one after the other
-  kMean = 1, ///< W -= scale * (sum of deltas): BSP
-  kSet = 2,  ///< W = values: initial values and publish()
+  kAdd = 0,   ///< W -= sum over pushes of scale * delta, one after the other
+  kMean = 1,  ///< W -= scale * (sum of deltas): BSP
+  kSet = 2,   ///< W = values: initial values and publish()
 };
 
 /// One push of a batch, with the counters as they shall stand afterwards: a successor that finishes
@@ -88,41 +88,42 @@ enum class BatchKind : std::uint32_t {
 struct RecordEntry {
   std::atomic<std::uint16_t> member;
   std::atomic<std::uint16_t> incarnation;
-  HalfWord flags;            ///< PushFlags
+  HalfWord flags;  ///< PushFlags
   Word sequence;
-  Word extents;              ///< bit i: extent i of the stream is carried
-  Word scale;                ///< double: lambda / N
+  Word extents;  ///< bit i: extent i of the stream is carried
+  Word scale;    ///< double: lambda / N
   Word after_clock;
   Word after_pushes;
-  Word staleness;            ///< foreign steps between its snapshot and its application
-  Word rate;                 ///< double
+  Word staleness;  ///< foreign steps between its snapshot and its application
+  Word rate;       ///< double
 };
 static_assert(sizeof(RecordEntry) == 64);
 
 struct BatchRecord {
-  Word state;                ///< RecordState
+  Word state;  ///< RecordState
   HalfWord stream;
-  HalfWord kind;             ///< BatchKind
+  HalfWord kind;  ///< BatchKind
   HalfWord count;
   HalfWord reserved;
-  Word mean_scale;           ///< double: 1 / pushes of a kMean batch
-  Word after_total;          ///< stream's total_pushes
-  Word initialises;          ///< bit i: extent i of the stream is initialised afterwards
+  Word mean_scale;   ///< double: 1 / pushes of a kMean batch
+  Word after_total;  ///< stream's total_pushes
+  Word initialises;  ///< bit i: extent i of the stream is initialised afterwards
   RecordEntry entries[kMaxBatchPushes];
 };
 
 struct ControlBlock {
   SegmentHeader header;
-  HalfWord ready;            ///< 1 once this block is whole; stored last
+  HalfWord ready;  ///< 1 once this block is whole; stored last
   HalfWord epoch;
   HalfWord world_size;
   HalfWord server_process;
   HalfWord next_segment;
   HalfWord next_incarnation;
-  HalfWord layout_version;   ///< extents opened so far
-  HalfWord founded;          ///< 1 once world_size workers have registered the first stream
-  alignas(64) std::atomic<std::int64_t> last_sign_of_life;  ///< of the server, monotonic nanoseconds
-  alignas(64) HalfWord server_sleeps;  ///< 1: publishers must ring the doorbell
+  HalfWord layout_version;  ///< extents opened so far
+  HalfWord founded;         ///< 1 once world_size workers have registered the first stream
+  alignas(
+      64) std::atomic<std::int64_t> last_sign_of_life;  ///< of the server, monotonic nanoseconds
+  alignas(64) HalfWord server_sleeps;                   ///< 1: publishers must ring the doorbell
   alignas(64) BatchRecord record;
   MemberEntry members[kMaxMembers];
   ExtentEntry extents[kMaxExtents];

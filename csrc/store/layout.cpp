@@ -35,9 +35,9 @@ std::uint64_t ParamSpec::element_count() const noexcept {
 ExtentLayout::ExtentLayout(std::vector<ParamSpec> params, std::size_t chunk_bytes)
     : params_(std::move(params)), chunk_bytes_(chunk_bytes) {
   if (chunk_bytes == 0 || chunk_bytes % kAlignment != 0 || chunk_bytes > kMaxChunkBytes)
-    throw std::invalid_argument(fmt::format(
-        "chunk_bytes must be a multiple of {} from {} to {}, got {}", kAlignment, kAlignment,
-        kMaxChunkBytes, chunk_bytes));
+    throw std::invalid_argument(
+        fmt::format("chunk_bytes must be a multiple of {} from {} to {}, got {}", kAlignment,
+                    kAlignment, kMaxChunkBytes, chunk_bytes));
   std::unordered_set<std::string_view> names;
   for (const ParamSpec& param : params_) {
     if (!names.insert(param.name).second)

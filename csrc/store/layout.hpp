@@ -34,8 +34,8 @@ struct ParamPlace {
   }
 };
 
-/// The parameters of one extent and their places: first the section of float32 storage, then that of
-/// float64, each starting at a chunk. Immutable once made; equal on every worker.
+/// The parameters of one extent and their places: first the section of float32 storage, then that
+/// of float64, each starting at a chunk. Immutable once made; equal on every worker.
 class ExtentLayout {
  public:
   /// Throws std::invalid_argument for duplicate names, negative or overflowing shapes, a chunk size
@@ -78,8 +78,8 @@ class ExtentLayout {
   std::uint32_t float32_chunks_ = 0;
 };
 
-/// kLayoutMismatch naming the first parameter that differs, with both shapes and dtypes; `theirs` is
-/// what the job holds, `mine` what the worker of `rank` declares.
+/// kLayoutMismatch naming the first parameter that differs, with both shapes and dtypes; `theirs`
+/// is what the job holds, `mine` what the worker of `rank` declares.
 Status match_layouts(const ExtentLayout& theirs, const ExtentLayout& mine, Rank rank);
 
 }  // namespace psplus::store

@@ -9,22 +9,22 @@
 namespace psplus::store {
 
 enum PushFlags : std::uint32_t {
-  kPushSet = 1,         ///< the slot holds values that replace the shard's, no step
-  kPushEmpty = 2,       ///< a skipped step: counts, carries nothing
-  kPushAllParams = 4,   ///< every parameter of its extents is carried; else the slot's bitmap tells
+  kPushSet = 1,        ///< the slot holds values that replace the shard's, no step
+  kPushEmpty = 2,      ///< a skipped step: counts, carries nothing
+  kPushAllParams = 4,  ///< every parameter of its extents is carried; else the slot's bitmap tells
 };
 inline constexpr std::uint32_t kKnownPushFlags = kPushSet | kPushEmpty | kPushAllParams;
 
 /// What a worker says about a push. A slot holds plain delta; lambda is here.
 struct PushDescriptor {
   Word sequence;
-  HalfWord epoch;            ///< of the server it was made under
+  HalfWord epoch;  ///< of the server it was made under
   HalfWord incarnation;
   HalfWord layout_version;
-  HalfWord flags;            ///< PushFlags
-  Word extents;              ///< bit i: extent i of the stream
-  Word lambda;               ///< double; the worker's scale for this push
-  Word snapshot_foreign;     ///< foreign steps contained in the snapshot it was computed on
+  HalfWord flags;         ///< PushFlags
+  Word extents;           ///< bit i: extent i of the stream
+  Word lambda;            ///< double; the worker's scale for this push
+  Word snapshot_foreign;  ///< foreign steps contained in the snapshot it was computed on
   Word reserved[2];
 };
 static_assert(sizeof(PushDescriptor) == 64);
@@ -32,27 +32,27 @@ static_assert(sizeof(PushDescriptor) == 64);
 /// What the server says about an applied push.
 struct Acknowledgement {
   Word sequence;
-  Word staleness;            ///< `actual`: foreign steps between snapshot and application
+  Word staleness;  ///< `actual`: foreign steps between snapshot and application
 };
 
 struct MailStream {
   // Written by the worker.
-  alignas(64) Word published;        ///< PushMark; compare-and-swap only, the server may close it
-  Word cut_requested;                ///< count of requests << 1 | pull buffer
-  Word barrier_arrived;              ///< number of the barrier the worker stands at
+  alignas(64) Word published;  ///< PushMark; compare-and-swap only, the server may close it
+  Word cut_requested;          ///< count of requests << 1 | pull buffer
+  Word barrier_arrived;        ///< number of the barrier the worker stands at
   PushDescriptor descriptors[kSlots];
   // Written by the server.
-  alignas(64) Word applied;          ///< sequence: its slot is free and its change visible
-  Word released;                     ///< clock up to which the gate is open
-  Word cut_done;                     ///< last cut_requested that was served
+  alignas(64) Word applied;  ///< sequence: its slot is free and its change visible
+  Word released;             ///< clock up to which the gate is open
+  Word cut_done;             ///< last cut_requested that was served
   Word barrier_released;
   Acknowledgement acknowledgements[kSlots];
-  WakeWord wake;                     ///< rung after any of the words above changed
+  WakeWord wake;  ///< rung after any of the words above changed
 };
 
 struct MailboxBlock {
   SegmentHeader header;
-  alignas(64) Word heartbeat;        ///< counted up by the worker's session thread
+  alignas(64) Word heartbeat;  ///< counted up by the worker's session thread
   MailStream streams[kMaxStreams];
 };
 
@@ -94,7 +94,7 @@ class SlotsView {
 /// Header of a pull segment: two buffers with the cut that each holds.
 struct PullHeader {
   struct Cut {
-    Word batch;                      ///< BatchId at whose end it was taken
+    Word batch;  ///< BatchId at whose end it was taken
     Word total_pushes;
     Word clock[kMaxMembers];
     Word pushes[kMaxMembers];

@@ -46,8 +46,8 @@ void ShardView::format(std::span<std::byte> bytes, const ExtentLayout& layout) {
   std::memcpy(bytes.data() + at.layout, blob.data(), blob.size());
   const ShardView view{bytes};
   for (std::uint32_t c = 0; c < layout.chunk_count(); ++c)
-    view.entry(ChunkIndex{c}).store(ChunkEntry{BatchId{0}, UnitIndex{c}}.pack(),
-                                    std::memory_order_relaxed);
+    view.entry(ChunkIndex{c})
+        .store(ChunkEntry{BatchId{0}, UnitIndex{c}}.pack(), std::memory_order_relaxed);
 }
 
 Status ShardView::check() const {
@@ -88,8 +88,7 @@ Result<FreeUnits> FreeUnits::derive(const ShardView& shard) {
   const ShardHeader& header = shard.header();
   std::vector<bool> used(header.unit_count, false);
   for (std::uint32_t c = 0; c < header.chunk_count; ++c) {
-    const auto now =
-        ChunkEntry::unpack(shard.entry(ChunkIndex{c}).load(std::memory_order_acquire));
+    const auto now = ChunkEntry::unpack(shard.entry(ChunkIndex{c}).load(std::memory_order_acquire));
     if (raw(now.unit) >= header.unit_count || used[index(now.unit)])
       return Status{StatusCode::kInternal,
                     fmt::format("chunk {} names unit {}, which is taken", c, raw(now.unit))};

@@ -28,7 +28,7 @@ struct ShardHeader {
   std::uint64_t layout_bytes;
   std::uint64_t table_offset;
   std::uint64_t pool_offset;
-  std::uint64_t unit_bytes;   ///< a value chunk, later its optimizer-state chunk behind it
+  std::uint64_t unit_bytes;  ///< a value chunk, later its optimizer-state chunk behind it
   std::uint32_t chunk_count;
   std::uint32_t unit_count;
   std::uint64_t reserved[2];
@@ -42,7 +42,8 @@ class ShardView {
   explicit ShardView(std::span<std::byte> bytes) noexcept : bytes_(bytes) {}
 
   [[nodiscard]] static std::size_t segment_bytes(const ExtentLayout& layout) noexcept;
-  /// Writes header, layout and the first table into a zeroed segment: chunk c lies in unit c, batch 0.
+  /// Writes header, layout and the first table into a zeroed segment: chunk c lies in unit c, batch
+  /// 0.
   static void format(std::span<std::byte> bytes, const ExtentLayout& layout);
   /// Checks every offset against the segment's size and every entry against the pool.
   [[nodiscard]] Status check() const;
@@ -61,8 +62,8 @@ class ShardView {
     return bytes_.data() + header().pool_offset + index(unit) * header().unit_bytes;
   }
 
-  /// Copies `chunk`, which the server may be updating, into `out` (unit_bytes at most; a multiple of
-  /// 8 bytes). Never waits for the server: it repeats when the entry moved meanwhile.
+  /// Copies `chunk`, which the server may be updating, into `out` (unit_bytes at most; a multiple
+  /// of 8 bytes). Never waits for the server: it repeats when the entry moved meanwhile.
   /// @return the batch that made what was copied; kBusy when it moved on each of `max_tries`.
   /// `retries`, if given, is raised by the number of repetitions.
   [[nodiscard]] Result<BatchId> read_chunk(ChunkIndex chunk, std::span<std::byte> out,

@@ -12,8 +12,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 Status missing(std::string_view what) {
-  return {StatusCode::kInternal,
-          fmt::format("cannot take over: {} is missing or damaged", what)};
+  return {StatusCode::kInternal, fmt::format("cannot take over: {} is missing or damaged", what)};
 }
 
 }  // namespace
@@ -203,8 +202,8 @@ Result<SegmentHandle> Store::make(SegmentKind kind, std::size_t size, std::uint3
 }
 
 Result<SegmentId> Store::create_mailbox(MemberId member, Incarnation incarnation) {
-  auto made = make(SegmentKind::kMailbox, sizeof(MailboxBlock), raw(member), ExtentId{},
-                   incarnation);
+  auto made =
+      make(SegmentKind::kMailbox, sizeof(MailboxBlock), raw(member), ExtentId{}, incarnation);
   if (!made.ok()) return made.status();
   mailboxes_[index(member)] = reinterpret_cast<MailboxBlock*>(made->bytes.data());
   for (MailStream& stream : mailboxes_[index(member)]->streams)
@@ -248,8 +247,8 @@ Result<SegmentId> Store::create_pull(MemberId member, Incarnation incarnation, E
 }
 
 Result<SegmentId> Store::create_blob(StreamId stream, std::span<const std::byte> bytes) {
-  auto made = make(SegmentKind::kBlob, kPageBytes + bytes.size(), raw(stream), ExtentId{},
-                   Incarnation{});
+  auto made =
+      make(SegmentKind::kBlob, kPageBytes + bytes.size(), raw(stream), ExtentId{}, Incarnation{});
   if (!made.ok()) return made.status();
   std::copy(bytes.begin(), bytes.end(), made->bytes.begin() + kPageBytes);
   blobs_[index(stream)] = made->header().id;

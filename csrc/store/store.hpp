@@ -16,8 +16,8 @@
 
 namespace psplus::store {
 
-/// Runs before each store that a server makes into shared state. The simulator ends the server here,
-/// so that a successor meets every state that a killed process can leave behind.
+/// Runs before each store that a server makes into shared state. The simulator ends the server
+/// here, so that a successor meets every state that a killed process can leave behind.
 class WriteHook {
  public:
   virtual ~WriteHook() = default;
@@ -40,8 +40,8 @@ class Store {
 
   /// Begins a job: makes its control segment. `job` is a random number, not 0.
   Status create(std::uint64_t job);
-  /// Takes over a predecessor's segments, in any order. Leaves out what belonged to a worker that had
-  /// not joined completely. kInternal when a segment is missing or damaged.
+  /// Takes over a predecessor's segments, in any order. Leaves out what belonged to a worker that
+  /// had not joined completely. kInternal when a segment is missing or damaged.
   Status adopt(std::vector<SegmentHandle> segments);
 
   Result<SegmentId> create_mailbox(MemberId member, Incarnation incarnation);

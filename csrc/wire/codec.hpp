@@ -36,8 +36,8 @@ class Writer {
   std::vector<std::byte> bytes_;
 };
 
-/// Takes values from bytes that a peer sent. A read past the end yields zeros and makes `ok()` false
-/// for good, so a decoder checks once, at its end, and never reads outside the buffer.
+/// Takes values from bytes that a peer sent. A read past the end yields zeros and makes `ok()`
+/// false for good, so a decoder checks once, at its end, and never reads outside the buffer.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) noexcept : rest_(bytes) {}

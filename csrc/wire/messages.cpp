@@ -74,10 +74,10 @@ Result<Message> decode_any(std::span<const std::byte> bytes, std::index_sequence
   Reader reader{bytes};
   const auto kind = reader.get<std::uint8_t>();
   Message message;
-  const bool known = ((kind == Kinds ? (fields(Decoder{reader}, message.template emplace<Kinds>()),
-                                        true)
-                                     : false) ||
-                      ...);
+  const bool known =
+      ((kind == Kinds ? (fields(Decoder{reader}, message.template emplace<Kinds>()), true)
+                      : false) ||
+       ...);
   if (!known || !reader.finished())
     return Status{StatusCode::kInternal, "a damaged message on the job's socket"};
   return message;

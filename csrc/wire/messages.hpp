@@ -26,7 +26,8 @@ struct Attach {
   std::uint32_t world_size = 1;
   std::uint32_t process = 0;
 };
-/// After a take-over, by a worker that was attached before. Descriptors: [0] the worker's own pidfd.
+/// After a take-over, by a worker that was attached before. Descriptors: [0] the worker's own
+/// pidfd.
 struct Resume {
   std::uint32_t protocol = kProtocolVersion;
   std::uint64_t job = 0;

@@ -57,17 +57,16 @@ std::string DenseStream::missing_workers(TimePoint since, bool& all_alive) const
       continue;
     const Step clock{entry().members[m].clock.load(std::memory_order_relaxed)};
     if (clock > own) continue;
-    const TimePoint sign = from_nanoseconds(
-        control.members[m].last_sign_of_life.load(std::memory_order_relaxed));
+    const TimePoint sign =
+        from_nanoseconds(control.members[m].last_sign_of_life.load(std::memory_order_relaxed));
     const auto silent = Clock::now() - std::max(sign, since);
     const bool alive = silent < options_.timeout;
     all_alive = all_alive && alive;
-    parts.push_back(fmt::format("rank {} (process {}) is at step {}{}",
-                                control.members[m].rank.load(std::memory_order_relaxed),
-                                control.members[m].process.load(std::memory_order_relaxed),
-                                raw(clock),
-                                alive ? " and alive"
-                                      : fmt::format(" and silent for {:.1f} s", seconds(silent))));
+    parts.push_back(fmt::format(
+        "rank {} (process {}) is at step {}{}",
+        control.members[m].rank.load(std::memory_order_relaxed),
+        control.members[m].process.load(std::memory_order_relaxed), raw(clock),
+        alive ? " and alive" : fmt::format(" and silent for {:.1f} s", seconds(silent))));
   }
   return parts.empty() ? "no worker is behind" : fmt::format("{}", fmt::join(parts, "; "));
 }
@@ -82,13 +81,11 @@ Status DenseStream::wait_applied() {
 
 Status DenseStream::request_cut() {
   if (!pulls_) {
-    const auto answer = session_->ask(wire::NeedPull{options_.stream}, {}, [&] {
-      return session_->check_server(Clock::now());
-    });
+    const auto answer = session_->ask(wire::NeedPull{options_.stream}, {},
+                                      [&] { return session_->check_server(Clock::now()); });
     if (!answer.ok()) return answer.status();
     pull_segment_ = session_->segment(store::SegmentKind::kPull, extent_);
-    if (pull_segment_ == nullptr)
-      return {StatusCode::kInternal, "the server made no pull buffers"};
+    if (pull_segment_ == nullptr) return {StatusCode::kInternal, "the server made no pull buffers"};
     pulls_ = store::PullView{pull_segment_->bytes(), layout_.value_bytes()};
   }
   if (Status status = wait_applied(); !status.ok()) return status;
@@ -119,14 +116,14 @@ void DenseStream::copy_out(std::span<const std::byte> values, ChunkIndex chunk,
     const DType dtype = layout_.params()[i].dtype;
     const std::size_t scalar_bytes = storage_bytes(place.storage);
     const std::size_t own_bytes = element_bytes(dtype) / scalars_per_element(dtype);
-    auto* const x = static_cast<std::byte*>(params[i]) +
-                    (from - place.byte_offset) / scalar_bytes * own_bytes;
+    auto* const x =
+        static_cast<std::byte*>(params[i]) + (from - place.byte_offset) / scalar_bytes * own_bytes;
     const bool with_delta = local_scale != 0.0 && carried_[i] != 0;
     const auto pull = [&]<class S>(S) {
-      kernels::best().of<S>().pull(
-          dtype, reinterpret_cast<const S*>(values.data() + (from - begin)),
-          with_delta ? reinterpret_cast<const S*>(slot + from) : nullptr,
-          static_cast<S>(local_scale), x, (to - from) / scalar_bytes);
+      kernels::best().of<S>().pull(dtype,
+                                   reinterpret_cast<const S*>(values.data() + (from - begin)),
+                                   with_delta ? reinterpret_cast<const S*>(slot + from) : nullptr,
+                                   static_cast<S>(local_scale), x, (to - from) / scalar_bytes);
     };
     if (place.storage == Storage::float32)
       pull(float{});
@@ -166,7 +163,8 @@ Status DenseStream::pull_cut(std::span<void* const> params) {
   if (Status status = request_cut(); !status.ok()) return status;
   const std::size_t chunk_bytes = layout_.chunk_bytes();
   for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c)
-    copy_out(pulls_.values(*cut_).subspan(c * chunk_bytes, chunk_bytes), ChunkIndex{c}, params, 0.0);
+    copy_out(pulls_.values(*cut_).subspan(c * chunk_bytes, chunk_bytes), ChunkIndex{c}, params,
+             0.0);
   counters_.bytes_pulled += layout_.value_bytes();
   // An evaluation is no snapshot: the next step goes on from what it had.
   cut_ = options_.pull == store::PullMode::kBuffered ? snapshot_buffer : std::nullopt;

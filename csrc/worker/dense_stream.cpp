@@ -55,8 +55,7 @@ Status DenseStream::attach_views() {
   if (shard_segment_ == nullptr || slots_segment_ == nullptr)
     return {StatusCode::kInternal, "the server opened a stream without its segments"};
   shard_ = store::ShardView{shard_segment_->bytes()};
-  slots_ =
-      store::SlotsView{slots_segment_->bytes(), layout_.bitmap_bytes(), layout_.value_bytes()};
+  slots_ = store::SlotsView{slots_segment_->bytes(), layout_.bitmap_bytes(), layout_.value_bytes()};
   if (pull_segment_ != nullptr)
     pulls_ = store::PullView{pull_segment_->bytes(), layout_.value_bytes()};
   if (Status status = shard_.check(); !status.ok()) return status;
@@ -231,9 +230,8 @@ Status DenseStream::barrier() {
   ++barriers_;
   mail().barrier_arrived.store(barriers_, std::memory_order_seq_cst);
   session_->ring();
-  return wait("the other workers at a barrier", [&] {
-    return mail().barrier_released.load(std::memory_order_acquire) >= barriers_;
-  });
+  return wait("the other workers at a barrier",
+              [&] { return mail().barrier_released.load(std::memory_order_acquire) >= barriers_; });
 }
 
 Status DenseStream::close(nanoseconds timeout) {

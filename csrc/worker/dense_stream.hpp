@@ -29,9 +29,9 @@ struct StreamOptions {
 
 /// What a worker knows when it has begun a snapshot.
 struct Observation {
-  std::uint64_t observed = 0;          ///< foreign pushes between the last two snapshots
-  std::optional<std::uint64_t> actual; ///< staleness of the last acknowledged push
-  std::uint64_t step = 0;              ///< the step that the worker is at, from 1
+  std::uint64_t observed = 0;           ///< foreign pushes between the last two snapshots
+  std::optional<std::uint64_t> actual;  ///< staleness of the last acknowledged push
+  std::uint64_t step = 0;               ///< the step that the worker is at, from 1
   std::uint32_t num_workers = 0;
   std::vector<std::uint64_t> step_vector;  ///< gate counters by rank
   std::vector<double> rates;               ///< pushes a second by rank, 0 while unknown
@@ -45,8 +45,8 @@ struct Observation {
 /// Thread safety: none; one thread steps.
 class DenseStream {
  public:
-  /// Registers the stream and waits until this worker counts in it. Errors: kLayoutMismatch, kConfig,
-  /// kTimeout (names the workers that are missing).
+  /// Registers the stream and waits until this worker counts in it. Errors: kLayoutMismatch,
+  /// kConfig, kTimeout (names the workers that are missing).
   static Result<std::unique_ptr<DenseStream>> open(std::shared_ptr<Session> session,
                                                    StreamOptions options,
                                                    store::ExtentLayout layout,
@@ -62,7 +62,8 @@ class DenseStream {
   /// must publish_values() now (also because the one before it died).
   Result<bool> wait_initialised();
   void snapshot(std::span<const void* const> params);
-  /// @return index of the first parameter with a difference that is not finite, -1 if there is none.
+  /// @return index of the first parameter with a difference that is not finite, -1 if there is
+  /// none.
   Result<std::int64_t> write_delta(std::span<const void* const> params,
                                    std::span<const std::uint8_t> carried);
   Status write_nothing();
@@ -132,19 +133,19 @@ class DenseStream {
 
   bool rejoined_ = false;
   bool closed_ = false;
-  std::uint64_t base_clock_ = 0;     ///< gate counter at which this worker entered
-  std::uint64_t barriers_ = 0;       ///< barriers this worker has stood at
-  std::uint64_t steps_ = 0;          ///< steps published
-  std::uint64_t cuts_ = 0;           ///< cuts requested
-  std::optional<std::uint32_t> cut_; ///< pull buffer that holds the snapshot at hand (buffered)
+  std::uint64_t base_clock_ = 0;      ///< gate counter at which this worker entered
+  std::uint64_t barriers_ = 0;        ///< barriers this worker has stood at
+  std::uint64_t steps_ = 0;           ///< steps published
+  std::uint64_t cuts_ = 0;            ///< cuts requested
+  std::optional<std::uint32_t> cut_;  ///< pull buffer that holds the snapshot at hand (buffered)
   std::optional<std::uint64_t> refreshed_at_;  ///< steps_ when that snapshot came from refresh()
 
-  std::vector<std::byte> before_;    ///< parameters before the step, in the extent's addressing
-  std::uint32_t prepared_flags_ = 0; ///< of the push in the next slot
+  std::vector<std::byte> before_;     ///< parameters before the step, in the extent's addressing
+  std::uint32_t prepared_flags_ = 0;  ///< of the push in the next slot
   std::vector<std::uint8_t> carried_;
-  StepVector seen_;                  ///< vector of the last snapshot
+  StepVector seen_;  ///< vector of the last snapshot
   std::uint64_t observed_ = 0;
-  std::uint64_t computed_on_ = 0;    ///< foreign pushes in the snapshot that the push was computed on
+  std::uint64_t computed_on_ = 0;  ///< foreign pushes in the snapshot that the push was computed on
   Counters counters_;
 };
 

@@ -16,8 +16,8 @@ Status PushQueue::publish(const PushInfo& info) {
   std::uint64_t before = store::PushMark{incarnation_, Sequence{raw(next_) - 1}}.pack();
   // Release: whoever sees the push published sees its slot and descriptor. Sequentially consistent,
   // because the publisher then looks whether the server sleeps (see Doorbell).
-  if (!mail_->published.compare_exchange_strong(
-          before, store::PushMark{incarnation_, next_}.pack(), std::memory_order_seq_cst))
+  if (!mail_->published.compare_exchange_strong(before, store::PushMark{incarnation_, next_}.pack(),
+                                                std::memory_order_seq_cst))
     return {StatusCode::kClosed,
             "the server has closed this worker's queue; the push did not happen"};
   next_ = psplus::next(next_);

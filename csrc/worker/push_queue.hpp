@@ -10,8 +10,8 @@ namespace psplus::worker {
 
 /// What a worker says about a push when it publishes it.
 struct PushInfo {
-  std::uint32_t flags = 0;             ///< store::PushFlags
-  std::uint64_t extents = 0;           ///< bit i: extent i of the stream
+  std::uint32_t flags = 0;    ///< store::PushFlags
+  std::uint64_t extents = 0;  ///< bit i: extent i of the stream
   double lambda = 1.0;
   std::uint64_t snapshot_foreign = 0;  ///< foreign steps in the snapshot it was computed on
   std::uint32_t layout_version = 0;

@@ -29,16 +29,19 @@ Result<std::shared_ptr<Session>> Session::connect(SessionOptions options) {
   if (!session->nudge_) return Status::from_errno("eventfd", "a session", errno);
   session->thread_ = std::make_unique<std::jthread>(
       [raw_session = session.get()](std::stop_token stop) noexcept { raw_session->run(stop); });
-  const Deadline deadline = Deadline::after(session->options_.timeout);
+  // A little longer than the thread tries, so that its reason is the one that is told.
+  const Deadline deadline =
+      Deadline::after(session->options_.timeout + std::chrono::milliseconds{500});
   std::unique_lock lock(session->mutex_);
   while (!session->attached_ && session->failure_.ok()) {
     if (session->options_.interrupted()) return Status{StatusCode::kClosed, "interrupted"};
     if (deadline.passed())
-      return Status{StatusCode::kTimeout,
-                    fmt::format("rank {} could not attach to the server of this job within {} s; see "
-                                "{}/server.log",
-                                raw(session->options_.rank), seconds(session->options_.timeout),
-                                session->options_.job_dir)};
+      return Status{
+          StatusCode::kTimeout,
+          fmt::format("rank {} could not attach to the server of this job within {} s; see "
+                      "{}/server.log",
+                      raw(session->options_.rank), seconds(session->options_.timeout),
+                      session->options_.job_dir)};
     session->changed_.wait_for(lock, kLook);
   }
   if (!session->failure_.ok()) return session->failure_;
@@ -82,8 +85,8 @@ Result<wire::ToWorker> Session::ask(const wire::ToServer& request, const std::ve
     changed_.wait_for(lock, kLook);
     if (answer_ || !failure_.ok()) continue;
     lock.unlock();
-    const Status hopeful = options_.interrupted() ? Status{StatusCode::kClosed, "interrupted"}
-                                                  : still_hopeful();
+    const Status hopeful =
+        options_.interrupted() ? Status{StatusCode::kClosed, "interrupted"} : still_hopeful();
     lock.lock();
     if (!hopeful.ok()) return hopeful;
   }
@@ -95,9 +98,10 @@ Status Session::close(nanoseconds timeout) {
   const Deadline deadline = Deadline::after(timeout);
   const auto answer = ask(wire::Detach{}, {}, [&]() -> Status {
     if (!deadline.passed()) return {};
-    return {StatusCode::kTimeout,
-            fmt::format("rank {} left without an answer: its last pushes were not applied within {} s",
-                        raw(options_.rank), seconds(timeout))};
+    return {
+        StatusCode::kTimeout,
+        fmt::format("rank {} left without an answer: its last pushes were not applied within {} s",
+                    raw(options_.rank), seconds(timeout))};
   });
   if (!answer.ok() && answer.status().code() != StatusCode::kClosed) result = answer.status();
   thread_->request_stop();
@@ -127,11 +131,12 @@ Status Session::check_server(TimePoint waiting_since) const {
       from_nanoseconds(control_->last_sign_of_life.load(std::memory_order_relaxed));
   const auto silent = Clock::now() - std::max(sign, waiting_since);
   if (silent < options_.timeout) return {};
-  return {StatusCode::kTimeout,
-          fmt::format("the server of this job (process {}) has given no sign of life for {:.1f} s; see "
-                      "{}/server.log",
-                      control_->server_process.load(std::memory_order_relaxed), seconds(silent),
-                      options_.job_dir)};
+  return {
+      StatusCode::kTimeout,
+      fmt::format("the server of this job (process {}) has given no sign of life for {:.1f} s; see "
+                  "{}/server.log",
+                  control_->server_process.load(std::memory_order_relaxed), seconds(silent),
+                  options_.job_dir)};
 }
 
 std::shared_ptr<Segment> Session::segment(store::SegmentKind kind, ExtentId extent) const {

@@ -39,7 +39,8 @@ struct SessionOptions {
 /// Thread safety: all methods from any thread. Lock order: requests_, then mutex_.
 class Session {
  public:
-  /// Attaches, starting a server if there is none. kTimeout, kConfig, kPeerLost as the messages say.
+  /// Attaches, starting a server if there is none. kTimeout, kConfig, kPeerLost as the messages
+  /// say.
   static Result<std::shared_ptr<Session>> connect(SessionOptions options);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -103,7 +104,7 @@ class Session {
   std::atomic<Epoch> epoch_{};
   std::atomic<std::uint32_t> restarts_{0};
 
-  std::mutex requests_;  ///< one request at a time is unanswered
+  std::mutex requests_;       ///< one request at a time is unanswered
   mutable std::mutex mutex_;  ///< guards everything below but thread_
   std::condition_variable changed_;
   UnixSocket socket_;
@@ -111,15 +112,15 @@ class Session {
   UniqueFd doorbell_;
   HeldSegments held_;
   Status failure_;
-  bool attached_ = false;    ///< attached at least once
-  bool connected_ = false;   ///< attached to the server that is there now
+  bool attached_ = false;   ///< attached at least once
+  bool connected_ = false;  ///< attached to the server that is there now
   bool detached_ = false;
-  std::uint32_t life_ = 0;   ///< counts attachments
+  std::uint32_t life_ = 0;  ///< counts attachments
   std::optional<wire::ToWorker> answer_;
   std::uint64_t provided_streams_ = 0;  ///< bit s: our values are the first of stream s
   std::uint64_t ready_streams_ = 0;     ///< bit s: stream s has been answered
 
-  UniqueFd nudge_;  ///< wakes the thread to stop
+  UniqueFd nudge_;                        ///< wakes the thread to stop
   std::unique_ptr<std::jthread> thread_;  ///< last: joins before the state it uses goes
 };
 

@@ -30,8 +30,8 @@ void Session::run(std::stop_token stop) noexcept {
   ::pthread_setname_np(::pthread_self(), "psplus-session");
   try {
     while (!stop.stop_requested()) {
-      Status status = establish(stop);
-      if (status.ok()) status = serve(stop);
+      if (Status status = establish(stop); !status.ok()) return fail(std::move(status));
+      Status status = serve(stop);
       if (stop.stop_requested()) return;
       if (status.code() != StatusCode::kPeerLost) return fail(std::move(status));
       // The server is gone, or dropped us: come back, or replace it.
@@ -48,7 +48,7 @@ void Session::run(std::stop_token stop) noexcept {
 /// Connects to the job's server; starts one when nobody listens, handing it what we hold.
 Status Session::establish(std::stop_token stop) {
   const Deadline deadline = Deadline::after(options_.timeout);
-  Status last{StatusCode::kTimeout, "no server could be reached"};
+  Status last{StatusCode::kPeerLost, "no server could be reached"};
   nanoseconds retry = kFirstRetry;
   while (!stop.stop_requested()) {
     auto socket = UnixSocket::connect(shm::socket_path(options_.job_dir));
@@ -57,9 +57,12 @@ Status Session::establish(std::stop_token stop) {
       socket_ = std::move(socket).value();
       server_process_.reset();  // its Welcome brings the new one
       if (!attached_) held_.clear();
-      return introduce();
+      Status introduced = introduce();
+      if (introduced.code() != StatusCode::kPeerLost) return introduced;
+      last = std::move(introduced);  // it ended just now
+    } else if (socket.status().code() != StatusCode::kBusy) {
+      return socket.status();
     }
-    if (socket.status().code() != StatusCode::kBusy) return socket.status();
     std::vector<int> segments;
     int predecessor = -1;
     {
@@ -88,8 +91,11 @@ Status Session::establish(std::stop_token stop) {
       }
     }
     if (deadline.passed())
-      return {StatusCode::kTimeout, fmt::format("{} (gave up after {} s)", last.message(),
-                                                std::chrono::duration<double>(options_.timeout).count())};
+      return {last.code(),
+              fmt::format("{} (rank {} gave up after {} s; see {})", last.message(),
+                          raw(options_.rank),
+                          std::chrono::duration<double>(options_.timeout).count(),
+                          shm::log_path(options_.job_dir))};
     std::this_thread::sleep_for(retry);  // the winner of the race may be about to listen
     retry = std::min(retry * 2, kLongestRetry);
   }
@@ -191,8 +197,7 @@ Status Session::take(UnixMessage message) {
 }
 
 Status Session::welcome(const wire::Welcome& message, std::vector<UniqueFd> fds) {
-  if (fds.size() != 3)
-    return {StatusCode::kInternal, "the server's welcome lacks its descriptors"};
+  if (fds.size() != 3) return {StatusCode::kInternal, "the server's welcome lacks its descriptors"};
   if (!attached_) {
     member_ = message.member;
     incarnation_ = message.incarnation;

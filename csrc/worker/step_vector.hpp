@@ -18,8 +18,8 @@ struct StepVector {
   [[nodiscard]] std::uint64_t foreign(MemberId self) const noexcept;
 };
 
-/// Loads the vector that a mapped snapshot begins with. Counters are stored after the chunks of their
-/// batch, so a snapshot that follows contains at least what the vector says.
+/// Loads the vector that a mapped snapshot begins with. Counters are stored after the chunks of
+/// their batch, so a snapshot that follows contains at least what the vector says.
 [[nodiscard]] StepVector load_step_vector(const store::ControlBlock& control, StreamId stream);
 /// The vector of a cut.
 [[nodiscard]] StepVector load_step_vector(const store::PullHeader::Cut& cut);

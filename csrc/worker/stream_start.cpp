@@ -36,9 +36,8 @@ Roll call_roll(const store::ControlBlock& control, StreamId stream) {
       continue;
     const std::uint32_t rank = member.rank.load(kRelaxed);
     roll.attached.insert(rank);
-    if (static_cast<store::StreamMemberState>(
-            control.streams[index(stream)].members[m].state.load(kRelaxed)) ==
-        store::StreamMemberState::kRegistered)
+    if (static_cast<store::StreamMemberState>(control.streams[index(stream)].members[m].state.load(
+            kRelaxed)) == store::StreamMemberState::kRegistered)
       roll.registered.insert(rank);
   }
   return roll;
@@ -77,12 +76,12 @@ Result<wire::StreamReady> register_stream(Session& session, const StreamOptions&
     for (std::uint32_t rank = 0; rank < world; ++rank)
       if (!roll.registered.contains(rank)) missing.push_back(rank);
     return {StatusCode::kTimeout,
-            fmt::format("{} of {} workers joined; rank {} {} missing after {:.1f} s without an "
-                        "arrival. Start all ranks with the same PSPLUS_JOB (or under one torchrun), "
-                        "or set WORLD_SIZE to the number of workers",
-                        roll.registered.size(), world, fmt::join(missing, ", "),
-                        missing.size() == 1 ? "is" : "are",
-                        std::chrono::duration<double>(silent).count())};
+            fmt::format(
+                "{} of {} workers joined; rank {} {} missing after {:.1f} s without an "
+                "arrival. Start all ranks with the same PSPLUS_JOB (or under one torchrun), "
+                "or set WORLD_SIZE to the number of workers",
+                roll.registered.size(), world, fmt::join(missing, ", "),
+                missing.size() == 1 ? "is" : "are", std::chrono::duration<double>(silent).count())};
   };
   auto answer = session.ask(wire::OpenStream{.stream = options.stream,
                                              .mode = options.mode,

@@ -194,27 +194,6 @@ def test_errors_of_one_worker_with_a_server(workers: Workers) -> None:
     workers(alone, 1)
 
 
-def wrap_other_shapes() -> str:
-    rank = psplus.config.read().rank
-    layer = nn.Linear(10, 5 + rank)
-    try:
-        optimizer = wrapped(layer, timeout=3.0)
-    except psplus.Error as error:
-        return f"{type(error).__name__}: {error}"
-    optimizer.close()
-    return "none"
-
-
-def test_c25_shape_mismatch_names_the_parameter_and_both_shapes(workers: Workers) -> None:
-    began = time.monotonic()
-    found = workers(wrap_other_shapes, 2)
-    assert time.monotonic() - began < 15
-    (mismatch,) = [text for text in found if text.startswith("LayoutMismatch")]
-    assert "weight" in mismatch
-    assert "5" in mismatch
-    assert "6" in mismatch
-
-
 def wrap_lbfgs() -> None:
     model = make_model()
     with pytest.raises(psplus.ConfigError, match="LBFGS"):

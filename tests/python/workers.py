@@ -51,8 +51,8 @@ def start_worker(
         **(environment or {}),
     }
     with (
-        open(folder / f"{rank}.out", "w", encoding="utf-8") as out,
-        open(folder / f"{rank}.err", "w", encoding="utf-8") as err,
+        (folder / f"{rank}.out").open("w", encoding="utf-8") as out,
+        (folder / f"{rank}.err").open("w", encoding="utf-8") as err,
     ):
         return subprocess.Popen(
             [
@@ -73,7 +73,7 @@ def start_worker(
 def wait_workers(
     processes: Sequence[subprocess.Popen[str]], folder: Path, limit: float
 ) -> list[Ended]:
-    """Wait until all have ended; those that have not by ``limit`` seconds are killed, which fails."""
+    """Wait until all have ended; who has not after ``limit`` seconds is killed, and that fails."""
     import torch
 
     deadline = time.monotonic() + limit
@@ -132,13 +132,14 @@ def _main() -> None:
 
     file, function, result, keywords = sys.argv[1:]
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     returned = getattr(module, function)(**json.loads(keywords))
     torch.save(returned, result + ".new")
-    os.replace(result + ".new", result)
+    Path(result + ".new").replace(result)
 
 
 if __name__ == "__main__":

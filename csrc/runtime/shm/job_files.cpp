@@ -32,7 +32,8 @@ Result<UniqueFd> take_server_lock(const std::string& job_dir) {
         return Status{StatusCode::kBusy, "another server of this job is running"};
       return Status::from_errno("flock", path, errno);
     }
-    // A server that ended meanwhile has removed the file: a lock on what has no name keeps nobody out.
+    // A server that ended meanwhile has removed the file: a lock on what has no name keeps nobody
+    // out.
     struct stat locked {};
     struct stat named {};
     if (::fstat(fd.get(), &locked) == 0 && ::stat(path.c_str(), &named) == 0 &&

@@ -18,7 +18,8 @@ namespace psplus::shm {
 /// Makes the directory again if the last server of the job has just removed it.
 Status make_job_directory(const std::string& job_dir);
 
-/// Removes a job that ended in peace: its files and its directory. The caller holds the server lock.
+/// Removes a job that ended in peace: its files and its directory. The caller holds the server
+/// lock.
 void remove_job(const std::string& job_dir) noexcept;
 
 /// The lock that only a job's server holds; the kernel lets go of it when the server dies, however.

@@ -46,8 +46,8 @@ Result<std::vector<std::byte>> read_whole(const UniqueFd& fd, std::uint64_t size
   std::uint64_t done = 0;
   while (done < size) {
     // Reading, not mapping: a peer that truncates its file cannot kill this process.
-    const ssize_t got = ::pread(fd.get(), bytes.data() + done, size - done,
-                                static_cast<off_t>(done));
+    const ssize_t got =
+        ::pread(fd.get(), bytes.data() + done, size - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return Status::from_errno("pread", what, errno);
     if (got == 0) return Status{StatusCode::kInternal, fmt::format("{} is cut short", what)};
@@ -75,8 +75,7 @@ Status Server::start(std::vector<UniqueFd> segments) {
   if (takes_over) {
     std::vector<store::SegmentHandle> handles;
     for (UniqueFd& fd : segments) {
-      auto segment =
-          Segment::map(std::move(fd), sizeof(store::SegmentHeader), Access::kReadWrite);
+      auto segment = Segment::map(std::move(fd), sizeof(store::SegmentHeader), Access::kReadWrite);
       if (!segment.ok()) return segment.status();
       handles.push_back(to_handle(std::move(segment).value()));
     }
@@ -143,7 +142,8 @@ Status Server::run(std::stop_token stop) {
   return {};
 }
 
-/// Before a worker hears that it is attached or detached: who is listed is waited for after a crash.
+/// Before a worker hears that it is attached or detached: who is listed is waited for after a
+/// crash.
 void Server::list_workers() {
   std::vector<std::uint32_t> processes;
   for (const store::MemberEntry& member : store_.control().members)

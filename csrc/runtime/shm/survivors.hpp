@@ -6,9 +6,9 @@
 
 #include "base/status.hpp"
 
-/// Who could still hand a dead server's segments to a successor. A server lists its workers in a file
-/// of the job; a new server that was given no segments asks that file before it begins afresh, because
-/// it would otherwise throw away what a survivor is about to bring.
+/// Who could still hand a dead server's segments to a successor. A server lists its workers in a
+/// file of the job; a new server that was given no segments asks that file before it begins afresh,
+/// because it would otherwise throw away what a survivor is about to bring.
 namespace psplus::shm {
 
 /// Writes the list whole or not at all.

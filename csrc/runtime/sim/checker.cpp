@@ -16,8 +16,7 @@ T peek(const std::atomic<T>& word) {
 
 Checker::Checker(const Scenario& scenario) : scenario_(scenario) {
   for (const StreamPlan& plan : scenario.streams)
-    streams_.emplace_back(
-        ExpectedShard{store::ExtentLayout{plan.params, scenario.chunk_bytes}});
+    streams_.emplace_back(ExpectedShard{store::ExtentLayout{plan.params, scenario.chunk_bytes}});
 }
 
 void Checker::begin(store::SegmentHandle control) {
@@ -47,8 +46,8 @@ void Checker::published(StreamId id, LifeId life, Sequence sequence, PushFacts f
   Stream& stream = streams_[index(id)];
   Life& entry = stream.lives[life];
   if (raw(sequence) != entry.pushes.size() + 1)
-    return fail("order", fmt::format("push {} was published after {}", raw(sequence),
-                                     entry.pushes.size()));
+    return fail("order",
+                fmt::format("push {} was published after {}", raw(sequence), entry.pushes.size()));
   const bool step = (facts.flags & store::kPushSet) == 0;
   entry.pushes.push_back({.facts = std::move(facts), .batch = {}, .staleness = 0});
   ++pushes_published_;
@@ -59,9 +58,10 @@ void Checker::published(StreamId id, LifeId life, Sequence sequence, PushFacts f
   for (std::uint64_t s = entry.applied; s < entry.pushes.size(); ++s)
     if ((entry.pushes[s].facts.flags & store::kPushSet) == 0) ++clock;
   if (const auto least = least_clock(id, index(life.member)); least && clock > *least + bound + 1)
-    fail("bound", fmt::format("member {} publishes step {} on stream {} while another is at {}; the "
-                              "bound is {}",
-                              raw(life.member), clock, raw(id), *least, bound));
+    fail("bound",
+         fmt::format("member {} publishes step {} on stream {} while another is at {}; the "
+                     "bound is {}",
+                     raw(life.member), clock, raw(id), *least, bound));
 }
 
 void Checker::saw_applied(StreamId id, LifeId life, Sequence sequence, std::uint64_t staleness) {
@@ -71,18 +71,20 @@ void Checker::saw_applied(StreamId id, LifeId life, Sequence sequence, std::uint
   const auto found = fmt::format("member {} sees push {} on stream {} applied", raw(life.member),
                                  raw(sequence), raw(id));
   if (raw(sequence) > entry.applied)
-    return fail("own-push", fmt::format("{}, but the last one in a batch is {}", found, entry.applied));
+    return fail("own-push",
+                fmt::format("{}, but the last one in a batch is {}", found, entry.applied));
   const Push& push = entry.pushes[raw(sequence) - 1];
   const auto state = store::RecordState::unpack(peek(control_->record.state));
   if (state.batch < push.batch || (state.batch == push.batch && state.open))
-    return fail("own-push", fmt::format("{}, but its batch {} is not closed", found, raw(push.batch)));
+    return fail("own-push",
+                fmt::format("{}, but its batch {} is not closed", found, raw(push.batch)));
   const store::StreamMember& words = control_->streams[index(id)].members[index(life.member)];
   const auto dedup = store::PushMark::unpack(peek(words.dedup));
   if (dedup.incarnation != life.incarnation || dedup.sequence < sequence)
     return fail("own-push", fmt::format("{}, but its counters are not there yet", found));
   if (staleness != push.staleness)
-    fail("staleness", fmt::format("{} with staleness {}, expected {}", found, staleness,
-                                  push.staleness));
+    fail("staleness",
+         fmt::format("{} with staleness {}, expected {}", found, staleness, push.staleness));
 }
 
 void Checker::saw_released(StreamId id, LifeId life, std::uint64_t clock) {
@@ -150,8 +152,9 @@ void Checker::read_cut(StreamId id, MemberId reader, const store::PullView& view
   const store::PullHeader::Cut& cut = view.header().cuts[buffer];
   const BatchId batch{peek(cut.batch)};
   if (batch < at_least)
-    return fail("cut", fmt::format("member {} got a cut at batch {}, which lacks its push in batch {}",
-                                   raw(reader), raw(batch), raw(at_least)));
+    return fail("cut",
+                fmt::format("member {} got a cut at batch {}, which lacks its push in batch {}",
+                            raw(reader), raw(batch), raw(at_least)));
   const std::size_t bytes = stream.shard.layout().chunk_bytes();
   for (std::uint32_t c = 0; c < stream.shard.layout().chunk_count(); ++c) {
     const ChunkIndex chunk{c};
@@ -182,10 +185,11 @@ void Checker::finish(StreamId id, const store::ShardView& view) {
   const Stream& stream = streams_[index(id)];
   for (const auto& [life, entry] : stream.lives)
     if (entry.applied != entry.pushes.size())
-      return fail("exactly-once",
-                  fmt::format("member {}, life {} published {} pushes on stream {}, {} were applied",
-                              raw(life.member), raw(life.incarnation), entry.pushes.size(), raw(id),
-                              entry.applied));
+      return fail(
+          "exactly-once",
+          fmt::format("member {}, life {} published {} pushes on stream {}, {} were applied",
+                      raw(life.member), raw(life.incarnation), entry.pushes.size(), raw(id),
+                      entry.applied));
   const store::StreamEntry& words = control_->streams[index(id)];
   if (peek(words.total_pushes) != stream.now.total)
     return fail("counters", fmt::format("stream {} ends with {} steps, expected {}", raw(id),

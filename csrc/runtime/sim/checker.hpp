@@ -69,8 +69,8 @@ class Checker {
   [[nodiscard]] BatchId contained_in(StreamId stream, const worker::StepVector& vector);
   /// The batch that applied a push; 0 when none has.
   [[nodiscard]] BatchId batch_of(StreamId stream, LifeId life, Sequence sequence) const;
-  void read_chunk(StreamId stream, ChunkIndex chunk, BatchId batch, std::span<const std::byte> bytes,
-                  BatchId at_least);
+  void read_chunk(StreamId stream, ChunkIndex chunk, BatchId batch,
+                  std::span<const std::byte> bytes, BatchId at_least);
   void read_cut(StreamId stream, MemberId reader, const store::PullView& view, std::size_t buffer,
                 BatchId at_least);
 
@@ -111,8 +111,8 @@ class Checker {
     explicit Stream(ExpectedShard expected) : shard(std::move(expected)) {}
     ExpectedShard shard;
     std::map<LifeId, Life> lives;
-    Counters now;                      ///< as the last record opened says, by our own account
-    std::vector<Counters> history;     ///< after each batch of this stream
+    Counters now;                   ///< as the last record opened says, by our own account
+    std::vector<Counters> history;  ///< after each batch of this stream
     std::array<std::vector<BatchId>, kTracked> batch_of_push;
     std::array<store::StreamMemberState, kTracked> state{};
     bool initialised = false;
@@ -131,7 +131,8 @@ class Checker {
   void check_step_members(StreamId id, const std::vector<Included>& pushes);
   [[nodiscard]] bool is_active(StreamId stream, std::size_t member) const;
   [[nodiscard]] std::uint32_t active_count(StreamId stream) const;
-  [[nodiscard]] std::optional<std::uint64_t> least_clock(StreamId stream, std::size_t without) const;
+  [[nodiscard]] std::optional<std::uint64_t> least_clock(StreamId stream,
+                                                         std::size_t without) const;
 
   const Scenario& scenario_;
   store::SegmentHandle control_segment_;

@@ -41,9 +41,9 @@ void Checker::observe() {
     opened(state.batch);
   } else {
     if (!last_state_.open || last_state_.batch != state.batch)
-      return fail("record", fmt::format("batch {} was closed, but batch {} was {}",
-                                        raw(state.batch), raw(last_state_.batch),
-                                        last_state_.open ? "open" : "closed"));
+      return fail("record",
+                  fmt::format("batch {} was closed, but batch {} was {}", raw(state.batch),
+                              raw(last_state_.batch), last_state_.open ? "open" : "closed"));
     closed(state.batch);
   }
   last_state_ = state;
@@ -149,7 +149,8 @@ void Checker::opened(BatchId batch) {
                      .divisor = static_cast<double>(kind == BatchKind::kAdd ? workers : count)});
   }
   if (!stream.initialised)
-    return fail("initial-values", fmt::format("a step was applied to stream {} before it had values", s));
+    return fail("initial-values",
+                fmt::format("a step was applied to stream {} before it had values", s));
   if (kind == BatchKind::kMean && store::from_word(peek(record.mean_scale)) != 1.0 / count)
     return fail("scale", fmt::format("batch {} divides by {} for {} pushes", raw(batch),
                                      1.0 / store::from_word(peek(record.mean_scale)), count));
@@ -157,8 +158,8 @@ void Checker::opened(BatchId batch) {
 }
 
 /// Takes one entry of a record into the account. @return whether it was right.
-bool Checker::include(Stream& stream, BatchId batch, const store::RecordEntry& entry, BatchKind kind,
-                      std::uint32_t workers) {
+bool Checker::include(Stream& stream, BatchId batch, const store::RecordEntry& entry,
+                      BatchKind kind, std::uint32_t workers) {
   const LifeId life{MemberId{peek(entry.member)}, Incarnation{peek(entry.incarnation)}};
   const std::uint64_t sequence = peek(entry.sequence);
   const auto wrong = [&](std::string_view rule, std::string what) {
@@ -193,14 +194,15 @@ bool Checker::include(Stream& stream, BatchId batch, const store::RecordEntry& e
   if (peek(entry.extents) != extents) return wrong("record", "it carries other extents");
   if (kind == BatchKind::kAdd &&
       store::from_word(peek(entry.scale)) != push.facts.lambda / static_cast<double>(workers))
-    return wrong("scale", fmt::format("its scale is {}, expected {} / {}",
-                                      store::from_word(peek(entry.scale)), push.facts.lambda,
-                                      workers));
+    return wrong("scale",
+                 fmt::format("its scale is {}, expected {} / {}",
+                             store::from_word(peek(entry.scale)), push.facts.lambda, workers));
   if (peek(entry.after_clock) != stream.now.clock[m] ||
       peek(entry.after_pushes) != stream.now.pushes[m])
-    return wrong("counters", fmt::format("it shall leave clock {} and {} pushes, expected {} and {}",
-                                         peek(entry.after_clock), peek(entry.after_pushes),
-                                         stream.now.clock[m], stream.now.pushes[m]));
+    return wrong("counters",
+                 fmt::format("it shall leave clock {} and {} pushes, expected {} and {}",
+                             peek(entry.after_clock), peek(entry.after_pushes), stream.now.clock[m],
+                             stream.now.pushes[m]));
   if (peek(entry.staleness) != push.staleness)
     return wrong("staleness", fmt::format("its staleness is {}, expected {}", peek(entry.staleness),
                                           push.staleness));
@@ -235,8 +237,7 @@ void Checker::closed(BatchId batch) {
     const store::StreamMember& words = entry.members[m];
     const std::uint64_t applied = stream.lives.at(included.life).applied;
     if (peek(words.clock) != stream.now.clock[m] || peek(words.pushes) != stream.now.pushes[m] ||
-        peek(words.dedup) !=
-            store::PushMark{included.life.incarnation, Sequence{applied}}.pack())
+        peek(words.dedup) != store::PushMark{included.life.incarnation, Sequence{applied}}.pack())
       return fail("counters",
                   fmt::format("batch {} left member {} at clock {}, {} pushes, sequence {}; "
                               "expected {}, {}, {}",

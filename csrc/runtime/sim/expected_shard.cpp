@@ -19,9 +19,7 @@ double load(const std::byte* at) {
 }  // namespace
 
 ExpectedShard::ExpectedShard(store::ExtentLayout layout)
-    : layout_(std::move(layout)),
-      cells_(layout_.chunk_count()),
-      versions_(layout_.chunk_count()) {
+    : layout_(std::move(layout)), cells_(layout_.chunk_count()), versions_(layout_.chunk_count()) {
   for (std::size_t p = 0; p < layout_.params().size(); ++p) {
     const store::ParamPlace& place = layout_.places()[p];
     first_scalar_.push_back(scalar_count_);

@@ -18,14 +18,15 @@ struct PushValues {
   std::vector<bool> carried;  ///< by parameter
 };
 
-/// What a shard has held after each batch, computed from the pushes alone with arithmetic of its own.
-/// All values are whole numbers that float32 holds exactly, so equality is the only right answer.
+/// What a shard has held after each batch, computed from the pushes alone with arithmetic of its
+/// own. All values are whole numbers that float32 holds exactly, so equality is the only right
+/// answer.
 class ExpectedShard {
  public:
   explicit ExpectedShard(store::ExtentLayout layout);
 
-  /// One push of a batch: `factor` whole units of its values are subtracted (factor = divisor of its
-  /// scale); a set replaces.
+  /// One push of a batch: `factor` whole units of its values are subtracted (factor = divisor of
+  /// its scale); a set replaces.
   struct Term {
     const PushValues* values;
     double multiplier;

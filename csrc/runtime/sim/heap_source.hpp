@@ -8,12 +8,14 @@
 
 namespace psplus::sim {
 
-/// Segments that are plain memory of this process: zeroed, page-aligned, freed with the last handle.
+/// Segments that are plain memory of this process: zeroed, page-aligned, freed with the last
+/// handle.
 class HeapSource final : public store::SegmentSource {
  public:
   Result<store::SegmentHandle> create(std::string_view label, std::size_t size) override;
 
-  /// The `count`-th request from now on (1: the next) is refused, as on a full machine; only that one.
+  /// The `count`-th request from now on (1: the next) is refused, as on a full machine; only that
+  /// one.
   void refuse(std::uint64_t count) noexcept { refused_ = created_ + count; }
   [[nodiscard]] std::uint64_t requests() const noexcept { return created_; }
 

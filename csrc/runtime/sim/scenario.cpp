@@ -104,7 +104,7 @@ Scenario make_scenario(std::uint64_t seed, const ScenarioChoice& choice) {
   scenario.config.resume_timeout = milliseconds{30};
   if (random.chance(0.3)) scenario.config.max_batch_pushes = random.between(1, 3);
   scenario.readers = static_cast<std::uint32_t>(random.below(3));
-  if (random.chance(0.3)) scenario.timing.store = nanoseconds{200};   // a server that keeps up
+  if (random.chance(0.3)) scenario.timing.store = nanoseconds{200};  // a server that keeps up
   if (random.chance(0.2)) scenario.timing.compute = {microseconds{1}, microseconds{100}};
   if (choice.faults) add_faults(random, scenario);
   return scenario;

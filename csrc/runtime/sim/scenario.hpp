@@ -25,10 +25,10 @@ struct StreamPlan {
   std::uint64_t target = 6;         ///< a worker has finished when its clock reads this
   std::uint64_t barrier_every = 0;  ///< steps between barriers, 0 for none
   // Chances at each step.
-  double empty = 0;    ///< the push carries nothing
-  double partial = 0;  ///< it carries some of the parameters
-  double set = 0;      ///< a push that sets all values goes before it
-  double cut = 0;      ///< a cut is asked for after it
+  double empty = 0;     ///< the push carries nothing
+  double partial = 0;   ///< it carries some of the parameters
+  double set = 0;       ///< a push that sets all values goes before it
+  double cut = 0;       ///< a cut is asked for after it
   bool closes = false;  ///< closed by itself as soon as the target is reached
 
   [[nodiscard]] store::Mode mode() const noexcept {
@@ -69,7 +69,7 @@ struct Range {
 };
 
 struct Timing {
-  Range start{nanoseconds{0}, milliseconds{2}};     ///< of a worker
+  Range start{nanoseconds{0}, milliseconds{2}};                                    ///< of a worker
   Range compute{std::chrono::microseconds{200}, std::chrono::microseconds{1500}};  ///< of a step
   Range message{std::chrono::microseconds{5}, std::chrono::microseconds{300}};
   Range wake{std::chrono::microseconds{1}, std::chrono::microseconds{40}};  ///< futex and doorbell
@@ -91,8 +91,8 @@ struct Scenario {
   std::uint32_t readers = 0;
   Timing timing;
 
-  std::vector<ServerKill> server_kills;                ///< one a life; later lives are spared
-  std::vector<std::vector<WorkerKill>> worker_kills;   ///< by rank, one a life
+  std::vector<ServerKill> server_kills;               ///< one a life; later lives are spared
+  std::vector<std::vector<WorkerKill>> worker_kills;  ///< by rank, one a life
   std::vector<Freeze> freezes;
   std::vector<BrokenLink> broken_links;
   std::optional<std::uint64_t> refused_segment;  ///< the n-th request for memory fails, once

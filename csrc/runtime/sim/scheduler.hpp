@@ -20,7 +20,8 @@ class Scheduler {
 
   /// Moves to the earliest action and runs it. @return false when there is none.
   bool run_next();
-  /// Runs all that is due until `time`, then stands at `time`: somebody else's work takes that long.
+  /// Runs all that is due until `time`, then stands at `time`: somebody else's work takes that
+  /// long.
   void advance_to(TimePoint time);
   [[nodiscard]] std::uint64_t actions_run() const noexcept { return actions_run_; }
 

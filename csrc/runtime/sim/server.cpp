@@ -148,7 +148,8 @@ void Server::turn() {
     }
     bool busy = !stopped_ && work();
     if (!busy && inbox_.empty() && !stopped_) {
-      // Announces its sleep, then looks once more: a publisher sees the one or is seen by the other.
+      // Announces its sleep, then looks once more: a publisher sees the one or is seen by the
+      // other.
       sleeps.store(1, std::memory_order_seq_cst);
       busy = work();
       if (busy) sleeps.store(0, std::memory_order_relaxed);

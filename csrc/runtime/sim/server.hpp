@@ -66,8 +66,8 @@ class Server final : public store::WriteHook {
   std::map<server::ConnectionId, LinkPtr> links_;
   std::deque<server::Event> inbox_;
   std::uint64_t life_ = 0;
-  std::uint64_t stores_ = 0;           ///< in this life
-  std::uint64_t batches_opened_ = 0;   ///< in this life
+  std::uint64_t stores_ = 0;          ///< in this life
+  std::uint64_t batches_opened_ = 0;  ///< in this life
   std::uint64_t last_batch_ = 0;
   std::optional<std::uint64_t> last_store_;  ///< this life ends at that store
   bool turn_scheduled_ = false;

@@ -65,12 +65,12 @@ class Worker final : public Actor {
     store::ShardView shard;
     store::PullView pull;
     std::uint64_t first_clock = 0;
-    std::uint64_t steps = 0;             ///< published in this life
-    std::vector<Sequence> step_sequence; ///< of each of them
+    std::uint64_t steps = 0;              ///< published in this life
+    std::vector<Sequence> step_sequence;  ///< of each of them
     std::uint64_t barriers = 0;
     std::uint64_t cut_requests = 0;
     std::uint64_t snapshot_foreign = 0;
-    std::uint64_t acknowledged = 0;      ///< sequences that were looked at after `applied`
+    std::uint64_t acknowledged = 0;  ///< sequences that were looked at after `applied`
     bool provides = false;
     bool has_left = false;
     bool at_target = false;
@@ -131,8 +131,8 @@ class Worker final : public Actor {
 
   LinkPtr link_;
   std::map<SegmentId, store::SegmentHandle> held_;
-  bool attached_ = false;    ///< attached at least once
-  bool connected_ = false;   ///< attached to the server that is there now
+  bool attached_ = false;   ///< attached at least once
+  bool connected_ = false;  ///< attached to the server that is there now
   bool session_failed_ = false;
   bool detaching_ = false;
   std::uint64_t attachments_ = 0;

@@ -71,7 +71,7 @@ Task Worker::open(Stream& stream) {
                                   extent.bitmap_bytes(), extent.value_bytes()};
   stream.shard = store::ShardView{own_segment(store::SegmentKind::kShard, stream.extent)};
   stream.pull = store::PullView{own_segment(store::SegmentKind::kPull, stream.extent),
-                                  world_.layout(stream.id).value_bytes()};
+                                world_.layout(stream.id).value_bytes()};
   if (!stream.slots || !stream.shard ||
       (stream.plan->pull == store::PullMode::kBuffered && !stream.pull)) {
     world_.checker().fail("protocol", "a stream is ready, but a segment of it is missing");
@@ -124,9 +124,9 @@ Task Worker::step(Stream& stream) {
 /// snapshot that it brings.
 Task Worker::await_reply(Stream& stream, std::uint64_t steps_done) {
   const std::uint64_t clock = stream.first_clock + steps_done;
-  co_await wait_for(fmt::format("waiting for the reply to step {} of stream {}", clock,
-                                raw(stream.id)),
-                    [&] { return raw(stream.queue.released()) >= clock; });
+  co_await wait_for(
+      fmt::format("waiting for the reply to step {} of stream {}", clock, raw(stream.id)),
+      [&] { return raw(stream.queue.released()) >= clock; });
   world_.checker().saw_released(stream.id, life(), clock);
   const BatchId own = batch_of_step(stream, steps_done);
   if (stream.plan->pull == store::PullMode::kBuffered)
@@ -207,9 +207,9 @@ Task Worker::barrier(Stream& stream) {
   spend(1);
   stream.mail->barrier_arrived.store(number, std::memory_order_seq_cst);
   ring();
-  co_await wait_for(fmt::format("standing at barrier {} of stream {}", number, raw(stream.id)), [&] {
-    return stream.mail->barrier_released.load(std::memory_order_acquire) >= number;
-  });
+  co_await wait_for(
+      fmt::format("standing at barrier {} of stream {}", number, raw(stream.id)),
+      [&] { return stream.mail->barrier_released.load(std::memory_order_acquire) >= number; });
   world_.checker().passed(stream.id, number);
   stream.barriers = number;
 }

@@ -78,9 +78,8 @@ Task Worker::write_slot(Stream& stream, const PushFacts& facts) {
     const std::uint64_t count = place.scalar_count;
     const std::uint64_t written = words_left(count);
     for (std::uint64_t i = 0; i < written; ++i) {
-      const double value = facts.values.carried[p]
-                               ? facts.values.scalars[shard.first_scalar(p) + i]
-                               : std::numeric_limits<double>::quiet_NaN();
+      const double value = facts.values.carried[p] ? facts.values.scalars[shard.first_scalar(p) + i]
+                                                   : std::numeric_limits<double>::quiet_NaN();
       std::byte* const at = slot.data() + place.byte_offset + i * storage_bytes(place.storage);
       if (place.storage == Storage::float32) {
         const auto narrow = static_cast<float>(value);
@@ -135,8 +134,8 @@ Task Worker::push(Stream& stream, PushFacts facts) {
   ring();
 }
 
-/// The first `words` words of a descriptor are stored, then the process ends. The queue itself writes
-/// the whole descriptor in one call.
+/// The first `words` words of a descriptor are stored, then the process ends. The queue itself
+/// writes the whole descriptor in one call.
 void Worker::die_in_descriptor(Stream& stream, std::uint64_t words) {
   const Sequence sequence = stream.queue.next();
   store::PushDescriptor& d = stream.mail->descriptors[raw(sequence) % store::kSlots];

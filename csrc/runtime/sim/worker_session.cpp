@@ -8,8 +8,7 @@
 
 namespace psplus::sim {
 
-Worker::Worker(World& world, Random random, Rank rank, std::uint32_t process,
-               std::uint64_t dies_at)
+Worker::Worker(World& world, Random random, Rank rank, std::uint32_t process, std::uint64_t dies_at)
     : Actor(world.scheduler()),
       world_(world),
       random_(random),
@@ -60,7 +59,8 @@ void Worker::server_is_up() {
 
 void Worker::send(const wire::ToServer& message, std::vector<std::byte> layout) {
   if (link_ == nullptr) return;
-  world_.send_to_server(link_, {.bytes = wire::encode(message), .layout = std::move(layout), .blob = {}});
+  world_.send_to_server(link_,
+                        {.bytes = wire::encode(message), .layout = std::move(layout), .blob = {}});
 }
 
 void Worker::link_lost(const LinkPtr& link) {

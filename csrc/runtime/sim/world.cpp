@@ -60,8 +60,7 @@ void World::start_worker(std::uint32_t rank, nanoseconds delay) {
   if (rank < scenario_.worker_kills.size() && life < scenario_.worker_kills[rank].size())
     dies_at = scenario_.worker_kills[rank][life].point;
   const auto process = static_cast<std::uint32_t>(1000 + workers_.size());
-  workers_.push_back(
-      std::make_unique<Worker>(*this, random_.fork(), Rank{rank}, process, dies_at));
+  workers_.push_back(std::make_unique<Worker>(*this, random_.fork(), Rank{rank}, process, dies_at));
   current_[rank] = workers_.back().get();
   current_[rank]->begin(delay);
 }
@@ -113,7 +112,8 @@ void World::hang_up(const LinkPtr& link) {
 }
 
 void World::ring_doorbell(std::uint64_t server_life) {
-  scheduler_.after(draw(scenario_.timing.wake), [this, server_life] { server_->ring(server_life); });
+  scheduler_.after(draw(scenario_.timing.wake),
+                   [this, server_life] { server_->ring(server_life); });
 }
 
 void World::wake(MemberId member, StreamId /*stream*/) {

@@ -42,8 +42,8 @@ TEST(WaitUntil, DeadlineEndsItAndTheLastLookCounts) {
 
   // Becomes true only at the look after the deadline.
   int looks = 0;
-  EXPECT_TRUE(wait_until(word, Deadline::after(nanoseconds{0}),
-                         [&] { return ++looks > kSpinTurns; }));
+  EXPECT_TRUE(
+      wait_until(word, Deadline::after(nanoseconds{0}), [&] { return ++looks > kSpinTurns; }));
 }
 
 TEST(WaitUntil, NotifyWakesEveryThread) {
@@ -128,8 +128,8 @@ TEST(WaitUntil, AKilledWaiterLeavesTheWordUsable) {
   victim.kill();
   EXPECT_EQ(shared.word.waiters.load(), 1u);  // it could not say goodbye
   std::thread waiter{[&] {
-    EXPECT_TRUE(wait_until(shared.word, Deadline::after(kLong),
-                           [&] { return shared.value.load() == 1; }));
+    EXPECT_TRUE(
+        wait_until(shared.word, Deadline::after(kLong), [&] { return shared.value.load() == 1; }));
   }};
   EXPECT_TRUE(waits_for(shared.word.waiters, 2));
   shared.value = 1;

@@ -56,8 +56,7 @@ TEST_F(MemoryLimits, ALimitOfAnAncestorHoldsToo) {
   v2("/slice/job", std::to_string(900 * kMiB), 100 * kMiB);
   v2("/slice", std::to_string(500 * kMiB), 450 * kMiB);
   EXPECT_OK(check(50 * kMiB));
-  EXPECT_THAT(check(50 * kMiB + 1),
-              FailsWith(StatusCode::kNoSpace, "(control group /slice)"));
+  EXPECT_THAT(check(50 * kMiB + 1), FailsWith(StatusCode::kNoSpace, "(control group /slice)"));
 }
 
 TEST_F(MemoryLimits, InactivePageCacheIsFreeToTake) {
@@ -80,8 +79,7 @@ TEST_F(MemoryLimits, VersionOneGroupsAreRead) {
   machine_.write(folder + "/memory.limit_in_bytes", std::to_string(64 * kMiB));
   machine_.write(folder + "/memory.usage_in_bytes", std::to_string(24 * kMiB));
   EXPECT_OK(check(40 * kMiB));
-  EXPECT_THAT(check(40 * kMiB + 1),
-              FailsWith(StatusCode::kNoSpace, "(control group /docker/x)"));
+  EXPECT_THAT(check(40 * kMiB + 1), FailsWith(StatusCode::kNoSpace, "(control group /docker/x)"));
 }
 
 TEST_F(MemoryLimits, APathThatAContainerDoesNotSeeFallsBackToItsRoot) {

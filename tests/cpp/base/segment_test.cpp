@@ -74,8 +74,7 @@ TEST(Segment, RefusesWhatAPeerCouldShrinkOrGrow) {
   EXPECT_THAT(Segment::map(memfd(8192, 0), 1, Access::kReadOnly), FailsWith(kCode, text));
   EXPECT_THAT(Segment::map(memfd(8192, F_SEAL_SHRINK), 1, Access::kReadOnly),
               FailsWith(kCode, text));
-  EXPECT_THAT(Segment::map(memfd(8192, F_SEAL_GROW), 1, Access::kReadOnly),
-              FailsWith(kCode, text));
+  EXPECT_THAT(Segment::map(memfd(8192, F_SEAL_GROW), 1, Access::kReadOnly), FailsWith(kCode, text));
   EXPECT_OK(Segment::map(memfd(8192, F_SEAL_SHRINK | F_SEAL_GROW), 1, Access::kReadOnly));
   int pipe_ends[2];
   ASSERT_EQ(::pipe2(pipe_ends, O_CLOEXEC), 0);
@@ -104,8 +103,7 @@ TEST(Segment, AbsurdSizesAreRefusedBeforeAnythingIsReserved) {
 }
 
 TEST(Segment, OfNoBytesIsADefectOfTheCaller) {
-  EXPECT_THAT(Segment::create("nothing", 0),
-              FailsWith(StatusCode::kInternal, "nothing (0 bytes)"));
+  EXPECT_THAT(Segment::create("nothing", 0), FailsWith(StatusCode::kInternal, "nothing (0 bytes)"));
 }
 
 }  // namespace

@@ -166,7 +166,8 @@ TEST(UnixSocket, AFullQueueTimesOutAndLaterDrains) {
 // Regression: sending spun past its deadline while the kernel refused more descriptors in flight.
 TEST(UnixSocket, TooManyDescriptorsInFlightIsNoSpaceAtOnce) {
   ChildProcess child{[] {
-    if (::geteuid() == 0 && ::setresuid(65'534, 65'534, 65'534) != 0) return 1;  // root has no limit
+    if (::geteuid() == 0 && ::setresuid(65'534, 65'534, 65'534) != 0)
+      return 1;  // root has no limit
     const rlimit limit{.rlim_cur = 64, .rlim_max = 64};
     if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return 2;
     const auto [a, b] = std::move(UnixSocket::pair()).value();

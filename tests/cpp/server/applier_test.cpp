@@ -25,7 +25,8 @@ struct Pace {
 class ApplierTest : public ::testing::TestWithParam<Pace> {
  protected:
   [[nodiscard]] FoundedJob job(std::uint32_t world, store::Mode mode = store::Mode::kAsync) const {
-    return FoundedJob{world, mixed_layout(), {.mode = mode}, {.piece_bytes = GetParam().piece_bytes}};
+    return FoundedJob{
+        world, mixed_layout(), {.mode = mode}, {.piece_bytes = GetParam().piece_bytes}};
   }
   /// One batch, formed and applied outside the job's core.
   static void apply(FoundedJob& job, std::size_t budget = GetParam().budget) {
@@ -77,8 +78,8 @@ TEST_P(ApplierTest, MeanIsSummedInRankOrder) {
 
 TEST_P(ApplierTest, PartsTouchOnlyWhatTheyCarry) {
   FoundedJob founded = job(2);
-  const std::size_t first[] = {0, 3, 4};      // float32 of both chunks, and the empty one
-  const std::size_t second[] = {1, 3};        // a float64 one
+  const std::size_t first[] = {0, 3, 4};  // float32 of both chunks, and the empty one
+  const std::size_t second[] = {1, 3};    // a float64 one
   founded.push_part(0, 1, first, 1.0);
   founded.push_part(1, 1, second, 0.5);
   apply(founded);
@@ -118,7 +119,8 @@ TEST_P(ApplierTest, UntouchedChunksKeepTheirBatch) {
   FoundedJob founded = job(1);
   const auto batch_of = [&](std::uint32_t c) {
     return store::ChunkEntry::unpack(
-               founded.store().shard(kExtent).view.entry(ChunkIndex{c}).load()).batch;
+               founded.store().shard(kExtent).view.entry(ChunkIndex{c}).load())
+        .batch;
   };
   const std::size_t list[] = {1};  // two chunks of the float64 section
   founded.push_part(0, 1, list);
@@ -176,8 +178,8 @@ TEST_P(ApplierTest, SecondExtentOfAStream) {
   control.streams[0].extents[1] = 1;
   control.streams[0].extent_count = 2;
   control.layout_version = 2;
-  for (const std::uint32_t flags : {store::kPushAllParams | store::kPushSet,
-                                    std::uint32_t{store::kPushAllParams}}) {
+  for (const std::uint32_t flags :
+       {store::kPushAllParams | store::kPushSet, std::uint32_t{store::kPushAllParams}}) {
     std::vector<double> h(50), k(2);
     std::iota(h.begin(), h.end(), flags == store::kPushAllParams ? 1.0 : 500.0);
     std::iota(k.begin(), k.end(), flags == store::kPushAllParams ? 7.0 : 900.0);

@@ -153,7 +153,8 @@ TEST(Batcher, ASetIsABatchOfItsOwnAfterWhatItsMemberPushedBefore) {
   bench.job.push_whole(0, 1);
   bench.job.push_whole(1, 1);
   TestWorker& zero = bench.job.workers[0];
-  ASSERT_OK(bench.job.publish(zero, {.flags = store::kPushSet | store::kPushAllParams, .extents = 1}));
+  ASSERT_OK(
+      bench.job.publish(zero, {.flags = store::kPushSet | store::kPushAllParams, .extents = 1}));
   ASSERT_TRUE(bench.batcher.open_next());
   EXPECT_EQ(bench.record().kind.load(), raw(store::BatchKind::kAdd));
   EXPECT_EQ(bench.record().count.load(), 2u);
@@ -228,22 +229,19 @@ INSTANTIATE_TEST_SUITE_P(
     Kinds, BadDescriptor,
     ::testing::Values(
         Bad{"Sequence", [](auto&, auto& d) { d.sequence = 3; }, "its sequence or incarnation"},
-        Bad{"Incarnation", [](auto&, auto& d) { d.incarnation = 99; }, "its sequence or incarnation"},
+        Bad{"Incarnation", [](auto&, auto& d) { d.incarnation = 99; },
+            "its sequence or incarnation"},
         Bad{"Flags", [](auto&, auto& d) { d.flags = 8; }, "its flags 0x8 are unknown"},
         Bad{"Extents", [](auto&, auto& d) { d.extents = 2; }, "it carries extents 0x2 of 1"},
         Bad{"LayoutVersion", [](auto&, auto& d) { d.layout_version = 2; }, "it carries extents"},
-        Bad{"NanLambda",
-            [](auto&, auto& d) { d.lambda = store::to_word(std::nan("")); },
+        Bad{"NanLambda", [](auto&, auto& d) { d.lambda = store::to_word(std::nan("")); },
             "its scale is not finite"},
         Bad{"InfiniteLambda",
             [](auto&, auto& d) {
               d.lambda = store::to_word(std::numeric_limits<double>::infinity());
             },
             "its scale is not finite"},
-        Bad{"ThreePublished",
-            [](auto& mail, auto&) {
-              mail.published = mail.published.load() + 2;
-            },
+        Bad{"ThreePublished", [](auto& mail, auto&) { mail.published = mail.published.load() + 2; },
             "more pushes than it has slots"}),
     [](const auto& param) { return param.param.name; });
 

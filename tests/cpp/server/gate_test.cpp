@@ -69,7 +69,8 @@ TEST_F(GateTest, MinClockIsTheSlowestActiveMembers) {
   EXPECT_EQ(min_clock(*control_, kStream, Step{1}), Step{6});
   member(5, MemberState::kDraining, StreamMemberState::kRegistered, 2);
   member(6, MemberState::kLive, StreamMemberState::kLeft, 3);
-  EXPECT_EQ(min_clock(*control_, kStream, Step{1}), Step{6}) << "the dead and the closed do not count";
+  EXPECT_EQ(min_clock(*control_, kStream, Step{1}), Step{6})
+      << "the dead and the closed do not count";
   member(7, MemberState::kLive, StreamMemberState::kAbsent, 0, true);
   EXPECT_EQ(min_clock(*control_, kStream, Step{1}), Step{0}) << "a founder surely comes";
 }

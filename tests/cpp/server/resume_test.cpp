@@ -160,7 +160,8 @@ TEST(Resume, AnotherProcessOfTheRankWaitsUntilItIsDecided) {
     if (comes_back) {
       job.resume(job.workers[1]);
       ASSERT_EQ(other.got<wire::Refused>().size(), 1u);
-      EXPECT_THAT(other.got<wire::Refused>()[0].text, HasSubstr("attached already, as process 1001"));
+      EXPECT_THAT(other.got<wire::Refused>()[0].text,
+                  HasSubstr("attached already, as process 1001"));
     } else {
       job.tick(seconds{4});
       job.run();

@@ -81,14 +81,15 @@ TEST(Roster, ASecondWorkerOfARankIsRefusedWithTheFirstOnesProcess) {
 
 TEST(Roster, WorldSizesAndRanksMustFit) {
   ServerHarness server;
-  EXPECT_THAT(refusal(server.attach(2, 2)), Refuses(StatusCode::kConfig, "rank 2 is not below WORLD_SIZE 2"));
+  EXPECT_THAT(refusal(server.attach(2, 2)),
+              Refuses(StatusCode::kConfig, "rank 2 is not below WORLD_SIZE 2"));
   EXPECT_THAT(refusal(server.attach(0, 0)), Refuses(StatusCode::kConfig, "not below WORLD_SIZE 0"));
   EXPECT_EQ(server.control().world_size.load(), 0u) << "a refused worker does not set it";
   const TestWorker& first = server.attach(0, 3);
   EXPECT_EQ(server.state(first), MemberState::kLive);
-  EXPECT_THAT(refusal(server.attach(1, 2)),
-              Refuses(StatusCode::kConfig,
-                      "rank 1 says WORLD_SIZE is 2, but this job was started with 3"));
+  EXPECT_THAT(
+      refusal(server.attach(1, 2)),
+      Refuses(StatusCode::kConfig, "rank 1 says WORLD_SIZE is 2, but this job was started with 3"));
   EXPECT_THAT(refusal(server.attach(1, 2)), Refuses(StatusCode::kConfig, "PSPLUS_JOB"));
 }
 
@@ -96,7 +97,8 @@ TEST(Roster, AnotherProtocolIsRefusedWithBothNumbers) {
   ServerHarness server;
   TestWorker& worker = server.connect();
   server.send(worker, wire::Attach{.protocol = 7, .rank = Rank{0}, .world_size = 1, .process = 5});
-  EXPECT_THAT(refusal(worker), Refuses(StatusCode::kConfig, "speaks protocol 7, the job's server 1"));
+  EXPECT_THAT(refusal(worker),
+              Refuses(StatusCode::kConfig, "speaks protocol 7, the job's server 1"));
 }
 
 TEST(Roster, AttachIsAnsweredOnlyWhenEveryLiveWorkerHoldsTheMailbox) {

@@ -18,13 +18,13 @@ using psplus::testing::random_params;
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 
 TEST(ExtentLayout, PlacesByHand) {
-  const ExtentLayout layout{{{"weight", DType::float32, {3, 10}},      // 120 bytes
-                             {"double", DType::float64, {9}},          // second section
-                             {"half", DType::bfloat16, {17}},          // 17 float32
+  const ExtentLayout layout{{{"weight", DType::float32, {3, 10}},  // 120 bytes
+                             {"double", DType::float64, {9}},      // second section
+                             {"half", DType::bfloat16, {17}},      // 17 float32
                              {"empty", DType::float32, {0, 5}},
-                             {"scalar", DType::float16, {}},           // 1 float32
-                             {"phase", DType::complex64, {2, 2}},      // 8 float32
-                             {"wave", DType::complex128, {1}}},        // 2 float64
+                             {"scalar", DType::float16, {}},       // 1 float32
+                             {"phase", DType::complex64, {2, 2}},  // 8 float32
+                             {"wave", DType::complex128, {1}}},    // 2 float64
                             128};
   struct Expected {
     std::uint64_t offset, scalars;
@@ -103,11 +103,10 @@ TEST(ExtentLayout, RandomLayoutsKeepTheInvariants) {
       EXPECT_EQ(found, expected) << "chunk " << c;
       EXPECT_EQ(found.size(), last - first);
     }
-    EXPECT_TRUE(std::is_sorted(layout.order().begin(), layout.order().end(),
-                               [&](std::uint32_t a, std::uint32_t b) {
-                                 return layout.places()[a].byte_offset <
-                                        layout.places()[b].byte_offset;
-                               }));
+    EXPECT_TRUE(std::is_sorted(
+        layout.order().begin(), layout.order().end(), [&](std::uint32_t a, std::uint32_t b) {
+          return layout.places()[a].byte_offset < layout.places()[b].byte_offset;
+        }));
   }
 }
 
@@ -208,9 +207,10 @@ TEST(MatchLayouts, NamesTheFirstDifferenceWithBothSides) {
   };
   const auto job = layout({a, b});
   EXPECT_OK(match_layouts(job, layout({a, b}), Rank{5}));
-  EXPECT_THAT(match_layouts(job, layout({a, {"fc.bias", DType::float32, {7}}}), Rank{5}),
-              mismatch("parameter 'fc.bias' is float32 of shape [7] on rank 5, but float32 of shape "
-                       "[3] in the job"));
+  EXPECT_THAT(
+      match_layouts(job, layout({a, {"fc.bias", DType::float32, {7}}}), Rank{5}),
+      mismatch("parameter 'fc.bias' is float32 of shape [7] on rank 5, but float32 of shape "
+               "[3] in the job"));
   EXPECT_THAT(match_layouts(job, layout({{"fc.weight", DType::float32, {4, 3}}, b}), Rank{5}),
               mismatch("'fc.weight' is float32 of shape [4, 3] on rank 5, but float32 of shape "
                        "[3, 4] in the job"));

@@ -26,7 +26,8 @@ ExtentLayout layout_of_chunks(std::int64_t chunks) {
 }
 
 struct Shard {
-  explicit Shard(const ExtentLayout& layout) : segment(heap_segment(ShardView::segment_bytes(layout))) {
+  explicit Shard(const ExtentLayout& layout)
+      : segment(heap_segment(ShardView::segment_bytes(layout))) {
     ShardView::format(segment.bytes, layout);
     view = ShardView{segment.bytes};
   }
@@ -131,10 +132,10 @@ TEST(ReadChunk, CopiesTheUnitThatTheEntryNames) {
   batch = shard.view.read_chunk(ChunkIndex{1}, std::span{out}.first(64), &retries);
   ASSERT_OK(batch);
   EXPECT_EQ(*batch, BatchId{8});
-  EXPECT_TRUE(std::all_of(out.begin(), out.begin() + 64,
-                          [](std::byte b) { return b == std::byte{0x33}; }));
-  EXPECT_TRUE(std::all_of(out.begin() + 64, out.end(),
-                          [](std::byte b) { return b == std::byte{0x11}; }));
+  EXPECT_TRUE(
+      std::all_of(out.begin(), out.begin() + 64, [](std::byte b) { return b == std::byte{0x33}; }));
+  EXPECT_TRUE(
+      std::all_of(out.begin() + 64, out.end(), [](std::byte b) { return b == std::byte{0x11}; }));
   EXPECT_EQ(retries, 7u) << "nothing moved, so nothing was read twice";
 }
 

@@ -270,9 +270,8 @@ TEST_F(StoreTest, SegmentsOfAnotherSizeThanTheLayoutSaysAreRefused) {
     header = header_of(SegmentKind::kSlots);
     header.kind = kind;
     header.size = wrong.bytes.size();
-    auto segments = handles_without([&](const SegmentHeader& h) {
-      return h.kind == kind && h.owner == raw(kMember);
-    });
+    auto segments = handles_without(
+        [&](const SegmentHeader& h) { return h.kind == kind && h.owner == raw(kMember); });
     segments.push_back(wrong);
     Store successor{source_};
     EXPECT_THAT(successor.adopt(segments), FailsWith(StatusCode::kInternal, "missing or damaged"))

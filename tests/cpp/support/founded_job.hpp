@@ -34,12 +34,13 @@ class FoundedJob : public ServerHarness {
     for (std::uint32_t rank = 0; rank < world; ++rank) attach(rank, world);
     for (TestWorker& worker : workers) open(worker, kStream, layout, how);
     fill(workers[0], [](std::size_t p, std::size_t i) { return initial_value(p, i); });
-    EXPECT_OK(publish(workers[0], {.flags = store::kPushSet | store::kPushAllParams, .extents = 1}));
+    EXPECT_OK(
+        publish(workers[0], {.flags = store::kPushSet | store::kPushAllParams, .extents = 1}));
     run();
   }
 
-  /// Fills the slot of the worker's next push: NaN everywhere, then `value` (of parameter and scalar)
-  /// for every parameter that `carried` has.
+  /// Fills the slot of the worker's next push: NaN everywhere, then `value` (of parameter and
+  /// scalar) for every parameter that `carried` has.
   void fill(TestWorker& worker, const std::function<double(std::size_t, std::size_t)>& value,
             std::span<const std::size_t> carried) {
     const auto bytes = slot(worker, kStream);
@@ -64,11 +65,10 @@ class FoundedJob : public ServerHarness {
 
   /// Publishes a whole push of delta_value, numbered as in `number`.
   void push_whole(std::uint32_t rank, std::uint64_t number, double lambda = 1.0) {
-    fill(workers[rank], [&](std::size_t p, std::size_t i) {
-      return delta_value(rank, number, p, i);
-    });
-    EXPECT_OK(publish(workers[rank],
-                      {.flags = store::kPushAllParams, .extents = 1, .lambda = lambda}));
+    fill(workers[rank],
+         [&](std::size_t p, std::size_t i) { return delta_value(rank, number, p, i); });
+    EXPECT_OK(
+        publish(workers[rank], {.flags = store::kPushAllParams, .extents = 1, .lambda = lambda}));
   }
   /// The same with the parameters in `carried` only; everything else in the slot is NaN.
   void push_part(std::uint32_t rank, std::uint64_t number, std::span<const std::size_t> carried,

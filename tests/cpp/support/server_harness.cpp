@@ -105,9 +105,8 @@ void ServerHarness::deliver() {
   for (auto effects = core_->take_effects(); !effects.empty(); effects = core_->take_effects()) {
     for (server::Effect& effect : effects) {
       if (auto* const sent = std::get_if<server::Send>(&effect)) {
-        const auto to = std::find_if(workers.begin(), workers.end(), [&](const TestWorker& w) {
-          return w.connection == sent->to;
-        });
+        const auto to = std::find_if(workers.begin(), workers.end(),
+                                     [&](const TestWorker& w) { return w.connection == sent->to; });
         if (to == workers.end() || !to->connected) continue;
         to->inbox.push_back(sent->message);
         if (const auto* const welcome = std::get_if<wire::Welcome>(&sent->message)) {
@@ -140,8 +139,8 @@ void ServerHarness::deliver() {
   }
 }
 
-Status ServerHarness::take_over() {
-  kill.disarm();
+Status ServerHarness::take_over(std::uint64_t kill_at) {
+  kill.arm(kill_at);
   core_.reset();
   std::map<SegmentId, store::SegmentHandle> held;
   for (const TestWorker& worker : workers)
@@ -153,12 +152,17 @@ Status ServerHarness::take_over() {
   store_ = std::move(successor);
   core_ = std::make_unique<server::Core>(*store_, config_);
   core_->recover(now);
+  kill.disarm();
   deliver();
   return {};
 }
 
-void ServerHarness::resume(TestWorker& worker) {
+void ServerHarness::reconnect(TestWorker& worker) {
   worker.connection = server::ConnectionId{++connections_};
+}
+
+void ServerHarness::resume(TestWorker& worker) {
+  reconnect(worker);
   send(worker, wire::Resume{.protocol = wire::kProtocolVersion,
                             .job = kJob,
                             .member = worker.member,
@@ -201,8 +205,8 @@ std::vector<double> ServerHarness::values(ExtentId extent, std::size_t param) {
   std::vector<std::byte> bytes(shard.layout.value_bytes());
   for (std::uint32_t c = 0; c < shard.layout.chunk_count(); ++c)
     EXPECT_OK(shard.view.read_chunk(
-        ChunkIndex{c}, std::span{bytes}.subspan(c * shard.layout.chunk_bytes(),
-                                                shard.layout.chunk_bytes())));
+        ChunkIndex{c},
+        std::span{bytes}.subspan(c * shard.layout.chunk_bytes(), shard.layout.chunk_bytes())));
   return values_in(shard.layout, param, bytes);
 }
 

@@ -86,8 +86,10 @@ class ServerHarness {
   void deliver();
 
   /// Replaces the server by a successor over the segments that live workers hold; connections end.
-  /// `config` of the successor is the predecessor's.
-  Status take_over();
+  /// The successor is killed at its store `kill_at`, if it makes so many before it listens.
+  Status take_over(std::uint64_t kill_at = ~std::uint64_t{0});
+  /// Gives a worker a new connection.
+  void reconnect(TestWorker& worker);
   /// Reconnects a worker of the predecessor's and sends its Resume.
   void resume(TestWorker& worker);
 

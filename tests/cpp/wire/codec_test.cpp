@@ -14,9 +14,9 @@ TEST(Writer, WritesLittleEndian) {
   writer.put(std::uint32_t{0x01020304});
   writer.put(StreamId{0x0506});
   writer.put_string("ab");
-  const std::vector<std::byte> expected{
-      std::byte{4}, std::byte{3}, std::byte{2}, std::byte{1}, std::byte{6},   std::byte{5},
-      std::byte{2}, std::byte{0}, std::byte{0}, std::byte{0}, std::byte{'a'}, std::byte{'b'}};
+  const std::vector<std::byte> expected{std::byte{4}, std::byte{3}, std::byte{2},   std::byte{1},
+                                        std::byte{6}, std::byte{5}, std::byte{2},   std::byte{0},
+                                        std::byte{0}, std::byte{0}, std::byte{'a'}, std::byte{'b'}};
   EXPECT_EQ(writer.take(), expected);
 }
 
