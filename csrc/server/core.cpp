@@ -66,7 +66,10 @@ void Core::received(const Received& event) {
   std::visit(
       Overloaded{
           [&](const wire::Attach& m) { roster_.attach(from, m); },
-          [&](const wire::Resume& m) { roster_.resume(from, m); },
+          [&](const wire::Resume& m) {
+            roster_.resume(from, m);
+            registry_.remind(from);
+          },
           [&](const wire::OpenStream& m) { registry_.open(from, m, event.layout, event.blob); },
           [&](const wire::Holding& m) { roster_.holding(from, m.segment); },
           [&](const wire::NeedPull& m) { registry_.need_pull(from, m.stream); },

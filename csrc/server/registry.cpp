@@ -242,6 +242,17 @@ void Registry::settle_providers() {
   }
 }
 
+void Registry::remind(ConnectionId connection) {
+  const auto member = roster_.member_of(connection);
+  if (!member) return;
+  for (std::uint16_t s = 0; s < store::kMaxStreams; ++s) {
+    const StreamId stream{s};
+    if (peek(context_.stream(stream).open) == 0) break;
+    if (!is_initialised(stream) && provider(stream) == member)
+      send_ready(connection, stream, *member);
+  }
+}
+
 void Registry::answer(StreamId stream) {
   store::ControlBlock& control = context_.control();
   if (peek(control.founded) == 0) {

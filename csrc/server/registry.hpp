@@ -25,6 +25,8 @@ class Registry {
   void answer_closes(const std::function<bool(StreamId, MemberId)>& drained);
   /// Sees to it that each stream without values has a worker that is to provide them.
   void settle_providers();
+  /// A worker came back after a take-over: it may not have heard that it is to provide values.
+  void remind(ConnectionId connection);
   void advance_barriers();
 
  private:

@@ -43,7 +43,11 @@ Status Store::adopt(std::vector<SegmentHandle> segments) {
   }
   if (control_ == nullptr || control_->ready.load(std::memory_order_acquire) != 1)
     return missing("the control segment");
-  // Shards before what is as large as they are.
+  // Of two segments for one purpose the newer one counts: the other's server died over it. Shards
+  // go before what is as large as they are.
+  std::sort(segments.begin(), segments.end(), [](const SegmentHandle& a, const SegmentHandle& b) {
+    return a.header().id < b.header().id;
+  });
   std::stable_partition(segments.begin(), segments.end(), [](const SegmentHandle& segment) {
     return segment.header().kind == SegmentKind::kShard;
   });

@@ -22,17 +22,20 @@ class Writer {
  public:
   template <Scalar T>
   void put(T value) {
-    const auto* const at = reinterpret_cast<const std::byte*>(&value);
-    bytes_.insert(bytes_.end(), at, at + sizeof(T));
+    std::memcpy(more(sizeof(T)), &value, sizeof(T));
   }
   void put_string(std::string_view text) {
     put(static_cast<std::uint32_t>(text.size()));
-    const auto* const at = reinterpret_cast<const std::byte*>(text.data());
-    bytes_.insert(bytes_.end(), at, at + text.size());
+    if (!text.empty()) std::memcpy(more(text.size()), text.data(), text.size());
   }
   [[nodiscard]] std::vector<std::byte> take() { return std::move(bytes_); }
 
  private:
+  // Not insert(): g++ 12 warns of an overflow that is none.
+  std::byte* more(std::size_t size) {
+    bytes_.resize(bytes_.size() + size);
+    return bytes_.data() + bytes_.size() - size;
+  }
   std::vector<std::byte> bytes_;
 };
 

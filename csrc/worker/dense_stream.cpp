@@ -49,7 +49,8 @@ Result<std::unique_ptr<DenseStream>> DenseStream::open(std::shared_ptr<Session> 
 
 Status DenseStream::attach_views() {
   extent_ = ExtentId{entry().extents[0].load(kRelaxed)};
-  shard_segment_ = session_->segment(store::SegmentKind::kShard, extent_);
+  shard_segment_ = session_->segment(
+      SegmentId{session_->control().extents[index(extent_)].shard_segment.load(kRelaxed)});
   slots_segment_ = session_->segment(store::SegmentKind::kSlots, extent_);
   pull_segment_ = session_->segment(store::SegmentKind::kPull, extent_);
   if (shard_segment_ == nullptr || slots_segment_ == nullptr)

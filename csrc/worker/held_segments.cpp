@@ -41,7 +41,8 @@ Status HeldSegments::add(SegmentId id, UniqueFd fd) {
 }
 
 std::shared_ptr<Segment> HeldSegments::find(SegmentKind kind, ExtentId extent) const {
-  for (const auto& [id, held] : segments_) {
+  for (auto entry = segments_.rbegin(); entry != segments_.rend(); ++entry) {
+    const Held& held = entry->second;
     if (held.header.kind != kind || held.mapped == nullptr) continue;
     if (kind != SegmentKind::kMailbox && held.header.extent != raw(extent)) continue;
     return held.mapped;

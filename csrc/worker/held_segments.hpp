@@ -25,7 +25,8 @@ class HeldSegments {
   void drop(SegmentId id) { segments_.erase(id); }
   void clear() { segments_.clear(); }
 
-  /// This worker's segment of `kind` for `extent` (mailbox, slots, pull), or the shard of `extent`.
+  /// This worker's segment of `kind` for `extent` (mailbox, slots, pull): the newest, because a
+  /// server that died while it opened a stream may have left one that its successor does not know.
   [[nodiscard]] std::shared_ptr<Segment> find(store::SegmentKind kind, ExtentId extent) const;
   [[nodiscard]] std::shared_ptr<Segment> find(SegmentId id) const;
   [[nodiscard]] std::vector<int> descriptors() const;

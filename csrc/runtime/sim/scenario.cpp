@@ -68,9 +68,6 @@ void add_faults(Random& random, Scenario& scenario) {
     scenario.freezes.push_back({.rank = any_rank(),
                                 .at = random.duration(milliseconds{1}, milliseconds{25}),
                                 .duration = random.duration(milliseconds{1}, milliseconds{90})});
-  if (random.chance(0.15))
-    scenario.broken_links.push_back(
-        {.rank = any_rank(), .at = random.duration(milliseconds{1}, milliseconds{25})});
   if (random.chance(0.1)) scenario.refused_segment = random.between(1, 12);
 }
 
@@ -99,7 +96,7 @@ Scenario make_scenario(std::uint64_t seed, const ScenarioChoice& choice) {
   for (std::uint64_t i = 0; i < streams; ++i)
     scenario.streams.push_back(make_stream(random, choice));
   scenario.chunk_bytes = random.chance(0.5) ? 256 : 128;
-  scenario.config.piece_bytes = random.chance(0.5) ? 64 : 96;
+  scenario.config.piece_bytes = random.chance(0.5) ? 64 : 128;
   scenario.budget_bytes = random.between(1, 4) * 64;
   scenario.config.resume_timeout = milliseconds{30};
   if (random.chance(0.3)) scenario.config.max_batch_pushes = random.between(1, 3);

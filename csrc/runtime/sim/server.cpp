@@ -41,7 +41,9 @@ void Server::start_fresh() {
   begin_life();
   store_ = std::make_unique<store::Store>(source_, this);
   try {
-    const Status created = store_->create(world_.next_job_number());
+    Status created = store_->create(world_.next_job_number());
+    // Memory is refused once: the worker that started this server starts another.
+    if (!created.ok()) created = store_->create(world_.next_job_number());
     if (!created.ok()) return world_.checker().fail("protocol", created.message());
     world_.checker().begin(store_->segments().begin()->second);
     core_ = std::make_unique<server::Core>(*store_, world_.scenario().config);

@@ -129,13 +129,14 @@ void Worker::take(const wire::ToWorker& message, std::vector<store::SegmentHandl
 }
 
 std::span<std::byte> Worker::own_segment(store::SegmentKind kind, ExtentId extent) const {
-  for (const auto& [id, segment] : held_) {
+  if (kind == store::SegmentKind::kShard) {
+    const auto shard = held_.find(SegmentId{control_->extents[index(extent)].shard_segment.load()});
+    return shard == held_.end() ? std::span<std::byte>{} : shard->second.bytes;
+  }
+  for (auto entry = held_.rbegin(); entry != held_.rend(); ++entry) {
+    const store::SegmentHandle& segment = entry->second;
     const store::SegmentHeader& header = segment.header();
     if (header.kind != kind) continue;
-    if (kind == store::SegmentKind::kShard) {
-      if (header.owner == raw(extent)) return segment.bytes;
-      continue;
-    }
     if (header.owner == raw(member_) && header.incarnation == incarnation_ &&
         (kind == store::SegmentKind::kMailbox || header.extent == raw(extent)))
       return segment.bytes;

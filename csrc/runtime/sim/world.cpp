@@ -172,8 +172,12 @@ void World::server_is_up() {
 
 void World::server_has_stopped(const std::map<server::ConnectionId, LinkPtr>& links) {
   const auto present = static_cast<std::size_t>(
-      std::count_if(current_.begin(), current_.end(), [](const Worker* worker) {
-        return worker != nullptr && worker->attached() && worker->may_still_publish();
+      std::count_if(current_.begin(), current_.end(), [&](const Worker* worker) {
+        if (worker == nullptr || !worker->attached() || !worker->may_still_publish()) return false;
+        // A worker whose link broke is gone for the server, though it does not know yet.
+        const auto& broken = scenario_.broken_links;
+        return std::none_of(broken.begin(), broken.end(),
+                            [&](const BrokenLink& link) { return current_[link.rank] == worker; });
       }));
   checker_.stopped(present);
   // Workers that died before the job began leave no job behind; a new one begins with the others.

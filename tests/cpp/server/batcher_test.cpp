@@ -193,7 +193,7 @@ TEST(Batcher, NoMorePushesThanConfigured) {
   Bench bench{2, {}, {.max_batch_pushes = 1}};
   bench.job.push_whole(1, 1);
   bench.job.push_whole(1, 2);
-  for (const std::uint64_t sequence : {1, 2}) {
+  for (const std::uint64_t sequence : {1u, 2u}) {
     ASSERT_TRUE(bench.batcher.open_next());
     ASSERT_EQ(bench.record().count.load(), 1u);
     EXPECT_EQ(bench.record().entries[0].sequence.load(), sequence);

@@ -1,5 +1,6 @@
 #include "server/core.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/founded_job.hpp"
@@ -18,11 +19,16 @@ using store::MemberState;
 using store::PullMode;
 using ::testing::HasSubstr;
 
+bool woken(const FoundedJob& job, const TestWorker& worker) {
+  return std::any_of(job.wakes.begin(), job.wakes.end(),
+                     [&](const Wake& wake) { return wake.member == worker.member; });
+}
+
 TEST(Core, RefusesSettingsThatCannotWork) {
   psplus::testing::HeapSource source;
   store::Store store{source};
   ASSERT_OK(store.create(1));
-  for (const std::size_t bytes : {0, 1, 63, 100})
+  for (const std::size_t bytes : {0u, 1u, 63u, 100u})
     EXPECT_THROW(Core(store, {.piece_bytes = bytes}), std::invalid_argument) << bytes;
   for (const std::size_t pushes : {std::size_t{0}, store::kMaxBatchPushes + 1})
     EXPECT_THROW(Core(store, {.max_batch_pushes = pushes}), std::invalid_argument) << pushes;
@@ -49,7 +55,9 @@ TEST(Core, BoundedStalenessHoldsRepliesAndTheSlowestsDeathReleasesThem) {
   const auto& queue = fast.queues.at(kStream);
   for (std::uint64_t n = 1; n <= 3; ++n) {
     ASSERT_OK(job.publish(fast, {.flags = store::kPushEmpty}));
+    job.wakes.clear();
     job.run();
+    EXPECT_TRUE(woken(job, fast)) << "its slot is free, whether or not the gate opened";
     EXPECT_EQ(raw(queue.applied()), n + 1);
     EXPECT_EQ(raw(queue.released()), std::min<std::uint64_t>(n, 1));
   }
@@ -57,8 +65,7 @@ TEST(Core, BoundedStalenessHoldsRepliesAndTheSlowestsDeathReleasesThem) {
   job.wakes.clear();
   job.run();
   EXPECT_EQ(raw(queue.released()), 2u);
-  EXPECT_TRUE(std::any_of(job.wakes.begin(), job.wakes.end(),
-                          [&](const Wake& wake) { return wake.member == fast.member; }));
+  EXPECT_TRUE(woken(job, fast));
   job.lose(job.workers[1]);
   EXPECT_EQ(raw(queue.released()), 3u);
 }
@@ -97,7 +104,7 @@ TEST(Core, ARequestedCutIsTakenIntoTheBufferAskedFor) {
   FoundedJob job{1, mixed_layout()};
   TestWorker& zero = job.workers[0];
   job.send(zero, wire::NeedPull{kStream});
-  for (const std::uint64_t buffer : {0, 1}) {
+  for (const std::uint64_t buffer : {0u, 1u}) {
     job.push_whole(0, buffer + 1);
     job.run();  // a worker asks for a cut when its pushes are in
     job.mail(zero, kStream).cut_requested = (buffer + 1) << 1 | buffer;
@@ -173,6 +180,16 @@ TEST(Core, AnOffendersValidPushOfTheSameBatchCounts) {
   job.expect_values([](std::size_t p, std::size_t i) {
     return initial_value(p, i) - 0.5 * delta_value(0, 1, p, i) - 0.5 * delta_value(1, 1, p, i);
   });
+}
+
+TEST(Core, SteadyTrafficDoesNotPutAnExpulsionOff) {
+  FoundedJob job{2, mixed_layout()};
+  ASSERT_OK(job.publish(job.workers[1], {.flags = 0x80}));
+  for (int turn = 0; turn < 3; ++turn) {
+    ASSERT_OK(job.publish(job.workers[0], {.flags = store::kPushEmpty}));
+    ASSERT_TRUE(job.core().step(~std::size_t{0}, job.now));
+  }
+  EXPECT_EQ(job.state(job.workers[1]), MemberState::kFree);
 }
 
 // Regression: the gate that an expulsion opened queued a cut that nobody then took.

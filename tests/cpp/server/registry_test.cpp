@@ -41,7 +41,7 @@ bool answered(const TestWorker& worker) { return !worker.got<wire::StreamReady>(
 
 TEST(Registry, FoundingWaitsForEverybodyAndRankZeroProvides) {
   ServerHarness server;
-  for (const std::uint32_t rank : {2, 1, 0}) server.attach(rank, 3);
+  for (const std::uint32_t rank : {2u, 1u, 0u}) server.attach(rank, 3);
   TestWorker& two = server.workers[0];
   TestWorker& one = server.workers[1];
   TestWorker& zero = server.workers[2];
@@ -189,7 +189,7 @@ TEST(Registry, AStreamAskedForBeforeTheFoundingIsAnsweredByIt) {
 
 TEST(Registry, WhenTheProviderDiesWithoutValuesTheNextRankProvides) {
   ServerHarness server;
-  for (const std::uint32_t rank : {0, 1, 2}) server.attach(rank, 3);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) server.attach(rank, 3);
   for (TestWorker& worker : server.workers) server.open(worker, kStream, small());
   server.lose(server.workers[0]);
   server.run();
@@ -222,7 +222,7 @@ TEST(Registry, TheProviderIsKnownToASuccessor) {
   for (const bool provider_lives : {true, false}) {
     SCOPED_TRACE(provider_lives);
     ServerHarness server;
-    for (const std::uint32_t rank : {0, 1}) server.attach(rank, 2);
+    for (const std::uint32_t rank : {0u, 1u}) server.attach(rank, 2);
     for (TestWorker& worker : server.workers) server.open(worker, kStream, small());
     TestWorker& zero = server.workers[0];
     TestWorker& one = server.workers[1];
@@ -321,7 +321,7 @@ TEST(Registry, ABarrierEndsWhenAllThatCountHaveArrived) {
   arrive(1, 1);
   EXPECT_EQ(released(0), 0u);
   arrive(2, 1);
-  for (const std::size_t rank : {0, 1, 2}) EXPECT_EQ(released(rank), 1u);
+  for (const std::size_t rank : {0u, 1u, 2u}) EXPECT_EQ(released(rank), 1u);
   EXPECT_EQ(job.control().streams[0].barriers.load(), 1u);
   arrive(0, 2);
   job.send(job.workers[1], wire::CloseStream{kStream});  // closing counts as arrived
@@ -382,7 +382,7 @@ TEST(Registry, CloseIsAnsweredWhenThePushesAreInAndIsFinal) {
 TEST(Registry, NoMemoryRefusesTheRequestAndTheNextOneMayFit) {
   ServerHarness server;
   TestWorker& zero = server.attach(0, 1);
-  for (const std::size_t later : {0, 1, 2}) {  // the shard; its slots; the blob
+  for (const std::size_t later : {0u, 1u, 2u}) {  // the shard; its slots; the blob
     server.source.fail_at = server.source.made() + (later == 2 ? 1 : later);
     const std::size_t before = zero.got<wire::Refused>().size();
     server.open(zero, kStream, small(), {}, bytes_of("blob"));

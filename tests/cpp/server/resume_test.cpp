@@ -113,7 +113,7 @@ TEST(Resume, StrangersAreRefusedAndHarmNobody) {
     EXPECT_EQ(stranger.got<wire::Refused>()[0].code, StatusCode::kClosed);
     EXPECT_FALSE(stranger.connected);
   }
-  for (const std::size_t rank : {0, 1}) {
+  for (const std::size_t rank : {0u, 1u}) {
     job.workers[rank].inbox.clear();
     job.resume(job.workers[rank]);
     EXPECT_EQ(job.workers[rank].got<wire::Attached>().size(), 1u);
@@ -181,7 +181,7 @@ TEST(Resume, AWorkerThatHadNotJoinedIsForgottenAndItsSegmentsAreDropped) {
   ASSERT_OK(job.take_over());
   EXPECT_EQ(job.state(joiner), MemberState::kFree);
   job.workers[0].answers_offers = true;
-  for (const std::size_t rank : {0, 1}) {
+  for (const std::size_t rank : {0u, 1u}) {
     job.workers[rank].inbox.clear();
     job.resume(job.workers[rank]);
     ASSERT_EQ(job.workers[rank].got<wire::Drop>().size(), 1u);
@@ -201,6 +201,20 @@ TEST(Resume, DeadWorkersPushesAreAppliedByTheSuccessor) {
   EXPECT_EQ(job.state(job.workers[1]), MemberState::kFree);
   job.expect_values(
       [](std::size_t p, std::size_t i) { return initial_value(p, i) - delta_value(1, 1, p, i); });
+}
+
+TEST(Resume, AProviderIsRemindedOfTheValuesThatItOwes) {
+  ServerHarness server;
+  for (const std::uint32_t rank : {0u, 1u}) server.attach(rank, 2);
+  for (TestWorker& worker : server.workers) server.open(worker, kStream, small());
+  ASSERT_OK(server.take_over());
+  for (TestWorker& worker : server.workers) {
+    worker.inbox.clear();
+    server.resume(worker);
+  }
+  ASSERT_EQ(server.workers[0].got<wire::StreamReady>().size(), 1u);
+  EXPECT_TRUE(server.workers[0].got<wire::StreamReady>()[0].provides);
+  EXPECT_TRUE(server.workers[1].got<wire::StreamReady>().empty());
 }
 
 TEST(Resume, ServerStopsWhenNobodyComesBack) {

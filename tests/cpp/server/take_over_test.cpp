@@ -125,7 +125,7 @@ void several_pushes(FoundedJob& job) {
   job.push_whole(2, 1);
 }
 void one_of_each(FoundedJob& job) {
-  for (const std::uint32_t rank : {0, 1, 2}) job.push_whole(rank, 1);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) job.push_whole(rank, 1);
 }
 void a_set(FoundedJob& job) {
   job.fill(job.workers[1],

@@ -60,7 +60,7 @@ TEST(ExtentLayout, OfNothingIsEmpty) {
 }
 
 TEST(ExtentLayout, BitmapsAreWholeWords) {
-  for (const std::size_t count : {0, 1, 63, 64, 65, 128, 129}) {
+  for (const std::size_t count : {0u, 1u, 63u, 64u, 65u, 128u, 129u}) {
     std::vector<ParamSpec> params(count);
     for (std::size_t i = 0; i < count; ++i) params[i] = {std::to_string(i), DType::float32, {1}};
     EXPECT_EQ((ExtentLayout{params, 64}.bitmap_bytes()), (count + 63) / 64 * 8) << count;

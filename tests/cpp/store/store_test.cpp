@@ -120,7 +120,7 @@ TEST_F(StoreTest, PullBuffersDoNotOverlapTheirCuts) {
   ASSERT_OK(store_.create_pull(kMember, kLife, kExtent));
   const PullView pull = store_.pull(kMember, kExtent);
   pull.header().cuts[1].pushes[kMaxMembers - 1] = 77;
-  for (const std::size_t buffer : {0, 1}) {
+  for (const std::size_t buffer : {0u, 1u}) {
     ASSERT_EQ(pull.values(buffer).size(), layout().value_bytes());
     std::fill(pull.values(buffer).begin(), pull.values(buffer).end(), std::byte{0xff});
   }

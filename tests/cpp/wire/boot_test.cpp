@@ -37,7 +37,7 @@ class BootTest : public ::testing::Test {
 };
 
 TEST_F(BootTest, SegmentsArriveInOrderHoweverMany) {
-  for (const std::size_t count : {0, 1, 15, 16, 17, 40}) {
+  for (const std::size_t count : {0u, 1u, 15u, 16u, 17u, 40u}) {
     SCOPED_TRACE(count);
     std::vector<UniqueFd> files;
     std::vector<int> numbers;

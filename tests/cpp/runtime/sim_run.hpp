@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "runtime/sim/scenario.hpp"
+#include "runtime/sim/world.hpp"
+
+namespace psplus::sim {
+
+/// The seed to replay, from PSPLUS_SIM_SEED; unset: all seeds run.
+inline std::optional<std::uint64_t> seed_to_replay() {
+  const char* const text = std::getenv("PSPLUS_SIM_SEED");
+  if (text == nullptr) return std::nullopt;
+  return std::strtoull(text, nullptr, 10);
+}
+
+/// Runs one history.
+inline Outcome run_history(const Scenario& scenario) { return World{scenario}.run(); }
+
+/// What broke, and how to see it again.
+inline std::string report(const Scenario& scenario, const Violation& violation,
+                          const std::string& test) {
+  return fmt::format("{}: {}\n  history: {}\n  replay: PSPLUS_SIM_SEED={} {}", violation.rule,
+                     violation.text, scenario.describe(), scenario.seed, test);
+}
+
+}  // namespace psplus::sim
