@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <sstream>
 
@@ -17,7 +16,10 @@ std::string file_of(const std::string& job_dir) { return job_dir + "/workers"; }
 /// Clock ticks from boot to the start of a process: tells a process from a later one with its id.
 std::optional<std::uint64_t> start_time(std::uint32_t process) {
   std::ifstream file(fmt::format("/proc/{}/stat", process));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  // Up to a NUL, which it does not have. Unlike an iterator this does not throw when the process
+  // ends between opening and reading.
+  std::getline(file, text, '\0');
   const auto after_name = text.rfind(')');  // the name may hold anything, brackets too
   if (after_name == std::string::npos) return std::nullopt;
   std::istringstream fields(text.substr(after_name + 1));
