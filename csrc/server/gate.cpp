@@ -1,6 +1,8 @@
 #include "server/gate.hpp"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 
 namespace psplus::server {
 namespace {
@@ -47,6 +49,24 @@ Step min_clock(const store::ControlBlock& control, StreamId stream, Step otherwi
     found = true;
   }
   return least;
+}
+
+Step joining_clock(const store::ControlBlock& control, StreamId stream, Step otherwise) {
+  std::map<std::size_t, Step> after;
+  const store::BatchRecord& record = control.record;
+  if (store::RecordState::unpack(record.state.load(kRelaxed)).open &&
+      record.stream.load(kRelaxed) == raw(stream))
+    for (std::uint32_t i = 0; i < record.count.load(kRelaxed); ++i)
+      after[record.entries[i].member.load(kRelaxed)] =
+          Step{record.entries[i].after_clock.load(kRelaxed)};
+  std::optional<Step> least;
+  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
+    if (!is_active(control, stream, MemberId{m})) continue;
+    Step clock{control.streams[index(stream)].members[m].clock.load(kRelaxed)};
+    if (const auto found = after.find(m); found != after.end()) clock = found->second;
+    least = least ? std::min(*least, clock) : clock;
+  }
+  return least.value_or(otherwise);
 }
 
 Step released_step(const store::ControlBlock& control, StreamId stream, MemberId member) {

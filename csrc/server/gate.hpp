@@ -21,6 +21,11 @@ namespace psplus::server {
 /// Smallest clock among active members; `otherwise` when there is none.
 [[nodiscard]] Step min_clock(const store::ControlBlock& control, StreamId stream, Step otherwise);
 
+/// Clock at which a joiner enters: the smallest among active members, as the open batch will leave
+/// them, because the joiner has no part in it. `otherwise` when there is none.
+[[nodiscard]] Step joining_clock(const store::ControlBlock& control, StreamId stream,
+                                 Step otherwise);
+
 /// Step up to which `member` has its replies. SSP holds the reply to a step above min(c) + s, so
 /// nobody gets more than s + 1 pushes ahead of the slowest (Ho et al. 2013, NIPS).
 [[nodiscard]] Step released_step(const store::ControlBlock& control, StreamId stream,

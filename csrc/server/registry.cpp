@@ -161,7 +161,7 @@ void Registry::registered(StreamId stream, MemberId member) {
   if (stream_state(context_.stream(stream), member) != StreamMemberState::kAbsent)
     return;  // asked again after a take-over
   const Incarnation life{static_cast<std::uint16_t>(peek(context_.member(member).incarnation))};
-  const Step clock = min_clock(context_.control(), stream, Step{peek(entry.clock)});
+  const Step clock = joining_clock(context_.control(), stream, Step{peek(entry.clock)});
   store.put(entry.dedup, store::PushMark{life, Sequence{0}}.pack());
   store.put(entry.clock, raw(clock));
   store.put(entry.rate, 0);
@@ -248,8 +248,11 @@ void Registry::remind(ConnectionId connection) {
   for (std::uint16_t s = 0; s < store::kMaxStreams; ++s) {
     const StreamId stream{s};
     if (peek(context_.stream(stream).open) == 0) break;
-    if (!is_initialised(stream) && provider(stream) == member)
-      send_ready(connection, stream, *member);
+    if (is_initialised(stream) || provider(stream) != member) continue;
+    // Who has published on the stream knows: its values are on their way.
+    const auto published = store::PushMark::unpack(
+        context_.store.mail(*member, stream).published.load(std::memory_order_acquire));
+    if (published.sequence == Sequence{0}) send_ready(connection, stream, *member);
   }
 }
 

@@ -65,13 +65,17 @@ void Checker::watch_registrations() {
   }
 }
 
-/// A joiner enters at the least clock of those that count, or where its rank stood before; a worker
-/// that the job began with counted before it registered, at its own clock.
+/// A joiner enters at the least clock of those that count, as the batch that is open will leave
+/// them, or where its rank stood before; a worker that the job began with counted before it
+/// registered, at its own clock.
 void Checker::registered(StreamId id, MemberId member) {
   Stream& stream = streams_[index(id)];
   const std::uint64_t clock = peek(control_->streams[index(id)].members[index(member)].clock);
   const std::uint64_t own = stream.now.clock[index(member)];
-  const auto least = least_clock(id, index(member));
+  std::optional<std::uint64_t> least;
+  for (std::size_t m = 0; m < kTracked; ++m)
+    if (m != index(member) && is_active(id, m))
+      least = std::min(stream.now.clock[m], least.value_or(stream.now.clock[m]));
   std::uint64_t expected = least.value_or(own);
   if (peek(control_->members[index(member)].founder) == 1) expected = std::min(expected, own);
   // Alone, it may also enter where a registration that a dead server did not finish had put it.

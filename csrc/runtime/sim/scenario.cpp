@@ -68,6 +68,9 @@ void add_faults(Random& random, Scenario& scenario) {
     scenario.freezes.push_back({.rank = any_rank(),
                                 .at = random.duration(milliseconds{1}, milliseconds{25}),
                                 .duration = random.duration(milliseconds{1}, milliseconds{90})});
+  if (random.chance(0.15))
+    scenario.broken_links.push_back(
+        {.rank = any_rank(), .at = random.duration(milliseconds{1}, milliseconds{25})});
   if (random.chance(0.1)) scenario.refused_segment = random.between(1, 12);
 }
 

@@ -95,6 +95,7 @@ struct Scenario {
   std::vector<std::vector<WorkerKill>> worker_kills;  ///< by rank, one a life
   std::vector<Freeze> freezes;
   std::vector<BrokenLink> broken_links;
+  bool trace = false;                            ///< keep an account of what happened, for replays
   std::optional<std::uint64_t> refused_segment;  ///< the n-th request for memory fails, once
 
   [[nodiscard]] std::string describe() const;

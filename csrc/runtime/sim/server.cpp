@@ -31,6 +31,7 @@ void Server::begin_life() {
   last_store_.reset();
   links_.clear();
   inbox_.clear();
+  listens_ = false;
   turn_scheduled_ = false;
   stopped_ = false;
   const auto& kills = world_.scenario().server_kills;
@@ -47,6 +48,7 @@ void Server::start_fresh() {
     if (!created.ok()) return world_.checker().fail("protocol", created.message());
     world_.checker().begin(store_->segments().begin()->second);
     core_ = std::make_unique<server::Core>(*store_, world_.scenario().config);
+    listens_ = true;
     world_.server_is_up();
     tick();
   } catch (const Killed&) {
@@ -63,6 +65,7 @@ void Server::start_over(std::vector<store::SegmentHandle> segments) {
     core_ = std::make_unique<server::Core>(*store_, world_.scenario().config);
     core_->recover(world_.scheduler().now());
     carry_out_effects();
+    listens_ = true;
     world_.server_is_up();
     tick();
     schedule_turn(nanoseconds{0});
@@ -90,6 +93,7 @@ void Server::before_write() {
 }
 
 void Server::die() {
+  listens_ = false;
   core_.reset();
   store_.reset();
   inbox_.clear();
@@ -97,7 +101,7 @@ void Server::die() {
 }
 
 void Server::receive(const LinkPtr& link, ToServerMail mail) {
-  if (!alive() || link->server_life != life_ || !link->open_at_server) return;
+  if (!listens() || link->server_life != life_ || !link->open_at_server) return;
   auto message = wire::decode_to_server(mail.bytes);
   if (!message.ok()) return world_.checker().fail("protocol", message.status().message());
   inbox_.push_back(server::Received{.from = link->id,
@@ -108,20 +112,20 @@ void Server::receive(const LinkPtr& link, ToServerMail mail) {
 }
 
 void Server::lose(const LinkPtr& link) {
-  if (!alive() || link->server_life != life_ || !link->open_at_server) return;
+  if (!listens() || link->server_life != life_ || !link->open_at_server) return;
   link->open_at_server = false;
   inbox_.push_back(server::Lost{link->id});
   schedule_turn(nanoseconds{0});
 }
 
 void Server::ring(std::uint64_t life) {
-  if (!alive() || life != life_) return;
+  if (!listens() || life != life_) return;
   inbox_.push_back(server::Doorbell{});
   schedule_turn(nanoseconds{0});
 }
 
 void Server::tick() {
-  if (!alive() || stopped_) return;
+  if (!listens()) return;
   inbox_.push_back(server::Tick{});
   schedule_turn(nanoseconds{0});
   world_.scheduler().after(world_.scenario().timing.tick, [this, life = life_] {
@@ -133,7 +137,7 @@ void Server::schedule_turn(nanoseconds delay) {
   if (turn_scheduled_) return;
   turn_scheduled_ = true;
   world_.scheduler().after(delay, [this, life = life_] {
-    if (life != life_ || !alive() || stopped_) return;
+    if (life != life_ || !listens()) return;
     turn();
   });
 }
@@ -173,6 +177,11 @@ bool Server::work() {
 }
 
 void Server::handle(const server::Event& event) {
+  if (const auto* const received = std::get_if<server::Received>(&event))
+    world_.note("the server handles message {} from {}", received->message.index(),
+                raw(received->from));
+  if (const auto* const lost = std::get_if<server::Lost>(&event))
+    world_.note("the server loses {}", raw(lost->connection));
   core_->handle(event, world_.scheduler().now());
   carry_out_effects();
 }
@@ -191,7 +200,7 @@ void Server::carry_out_effects() {
                      world_.hang_up(found->second);
                      links_.erase(found);
                    },
-                   [](const server::Log&) {},
+                   [&](const server::Log& log) { world_.note("the server says: {}", log.text); },
                    [&](const server::Stop&) {
                      stopped_ = true;
                      world_.server_has_stopped(std::exchange(links_, {}));

@@ -29,7 +29,8 @@ class Server final : public store::WriteHook {
   /// Begins a life over what a worker handed over. The life may end while it does so.
   void start_over(std::vector<store::SegmentHandle> segments);
 
-  [[nodiscard]] bool alive() const noexcept { return core_ != nullptr; }
+  /// Whether workers can reach it: not before it has recovered what it took over.
+  [[nodiscard]] bool listens() const noexcept { return listens_ && !stopped_; }
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }
   [[nodiscard]] std::uint64_t life() const noexcept { return life_; }
   [[nodiscard]] std::uint64_t stores() const noexcept { return stores_; }
@@ -70,6 +71,7 @@ class Server final : public store::WriteHook {
   std::uint64_t batches_opened_ = 0;  ///< in this life
   std::uint64_t last_batch_ = 0;
   std::optional<std::uint64_t> last_store_;  ///< this life ends at that store
+  bool listens_ = false;
   bool turn_scheduled_ = false;
   bool stopped_ = false;
 };

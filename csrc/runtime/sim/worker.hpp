@@ -143,6 +143,7 @@ class Worker final : public Actor {
   const store::ControlBlock* control_ = nullptr;
   store::MailboxBlock* mailbox_ = nullptr;
   std::optional<wire::ToWorker> answer_;
+  std::uint64_t ready_streams_ = 0;  ///< bit s: the request for stream s has been answered
   std::deque<Stream> streams_;
   std::string doing_ = "starting";
 };

@@ -93,6 +93,9 @@ Task Worker::provide_or_wait(Stream& stream) {
   while (!initialised()) {
     if (stream.provides) {
       co_await push(stream, make_set(stream, true));
+      // As the real worker does: a reminder that comes meanwhile is no second request.
+      co_await wait_for(fmt::format("setting the first values of stream {}", raw(stream.id)),
+                        [&] { return stream.queue.all_applied(); });
       stream.provides = false;
     }
     co_await wait_for(fmt::format("waiting for the first values of stream {}", raw(stream.id)),

@@ -88,6 +88,7 @@ void Worker::deliver(const LinkPtr& link, ToWorkerMail mail) {
 }
 
 void Worker::take(const wire::ToWorker& message, std::vector<store::SegmentHandle> segments) {
+  world_.note("rank {} takes message {}", raw(rank_), message.index());
   if (const auto* const m = std::get_if<wire::Welcome>(&message)) {
     epoch_ = m->epoch;
     if (attached_) return;
@@ -117,9 +118,17 @@ void Worker::take(const wire::ToWorker& message, std::vector<store::SegmentHandl
     notify();
     return;
   }
-  if (const auto* const m = std::get_if<wire::StreamReady>(&message); m != nullptr && m->provides)
+  if (const auto* const m = std::get_if<wire::StreamReady>(&message)) {
     for (Stream& stream : streams_)
-      if (stream.id == m->stream) stream.provides = true;
+      if (stream.id == m->stream && m->provides) stream.provides = true;
+    const std::uint64_t bit = std::uint64_t{1} << raw(m->stream);
+    if ((std::exchange(ready_streams_, ready_streams_ | bit) & bit) != 0) {
+      notify();  // no answer: it is this worker's turn to provide
+      return;
+    }
+  }
+  if (const auto* const m = std::get_if<wire::Refused>(&message))
+    world_.note("rank {} is refused: {}", raw(rank_), m->text);
   if (const auto* const m = std::get_if<wire::Refused>(&message); m != nullptr && m->fatal) {
     session_failed_ = true;
     leave_checker();

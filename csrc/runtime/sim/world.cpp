@@ -68,19 +68,21 @@ void World::start_worker(std::uint32_t rank, nanoseconds delay) {
 void World::schedule_faults() {
   for (const Freeze& freeze : scenario_.freezes)
     scheduler_.after(freeze.at, [this, freeze] {
+      note("rank {} freezes", freeze.rank);
       current_[freeze.rank]->freeze_until(scheduler_.now() + freeze.duration);
     });
   for (const BrokenLink& broken : scenario_.broken_links)
     scheduler_.after(broken.at, [this, broken] {
       const LinkPtr link = current_[broken.rank]->link();
       if (link == nullptr) return;
+      note("the link of rank {} breaks", broken.rank);
       scheduler_.after(draw(scenario_.timing.wake), [this, link] { server_->lose(link); });
       hang_up(link);
     });
 }
 
 LinkPtr World::connect(Worker& worker) {
-  if (!server_->alive() || server_->stopped()) return nullptr;
+  if (!server_->listens()) return nullptr;
   auto link = std::make_shared<Link>();
   link->id = server::ConnectionId{next_connection_++};
   link->server_life = server_->life();
@@ -131,6 +133,7 @@ bool World::may_kill_server() const {
 
 void World::server_has_died(std::map<server::ConnectionId, LinkPtr> links) {
   ++outcome_.server_deaths;
+  note("the server dies");
   for (const auto& [id, link] : links) {
     link->open_at_server = false;
     link->last_to_worker =
@@ -152,7 +155,9 @@ void World::start_successor() {
       able.push_back(worker);
   }
   if (!able.empty()) {
-    server_->start_over(able[random_.below(able.size())]->held_segments());
+    const Worker& starter = *able[random_.below(able.size())];
+    note("rank {} starts a successor", raw(starter.rank()));
+    server_->start_over(starter.held_segments());
   } else if (waits) {
     scheduler_.after(milliseconds{1}, [this] { start_successor(); });
   } else if (checker_.nothing_published()) {
@@ -172,13 +177,10 @@ void World::server_is_up() {
 
 void World::server_has_stopped(const std::map<server::ConnectionId, LinkPtr>& links) {
   const auto present = static_cast<std::size_t>(
-      std::count_if(current_.begin(), current_.end(), [&](const Worker* worker) {
-        if (worker == nullptr || !worker->attached() || !worker->may_still_publish()) return false;
-        // A worker whose link broke is gone for the server, though it does not know yet.
-        const auto& broken = scenario_.broken_links;
-        return std::none_of(broken.begin(), broken.end(),
-                            [&](const BrokenLink& link) { return current_[link.rank] == worker; });
+      std::count_if(current_.begin(), current_.end(), [](const Worker* worker) {
+        return worker != nullptr && worker->attached() && worker->may_still_publish();
       }));
+  note("the server stops");
   checker_.stopped(present);
   // Workers that died before the job began leave no job behind; a new one begins with the others.
   const bool begun = !checker_.nothing_published();
@@ -203,6 +205,7 @@ void World::end_of_job() {
 
 void World::worker_has_ended(Worker& worker, bool by_fault) {
   const std::uint32_t rank = raw(worker.rank());
+  note("rank {} ends{} while {}", rank, by_fault ? " by a fault" : "", worker.doing());
   if (const LinkPtr link = worker.link())
     scheduler_.after(draw(scenario_.timing.death), [this, link] { server_->lose(link); });
   if (!by_fault) return;
@@ -227,8 +230,13 @@ store::SegmentHandle World::shard(StreamId stream) const {
   return found == shards_.end() ? store::SegmentHandle{} : found->second;
 }
 
+void World::add_to_trace(std::string text) {
+  const std::chrono::duration<double, std::milli> now = scheduler_.now() - TimePoint{};
+  outcome_.trace.push_back(fmt::format("{:.4f} ms  {}", now.count(), text));
+}
+
 std::string World::who_waits() const {
-  std::string text = server_->alive() ? "the server lives" : "there is no server";
+  std::string text = server_->listens() ? "the server lives" : "there is no server";
   for (const Worker* const worker : current_)
     if (worker != nullptr && worker->running())
       text += fmt::format("; rank {} is {}", raw(worker->rank()), worker->doing());

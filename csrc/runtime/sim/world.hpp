@@ -5,7 +5,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "runtime/sim/checker.hpp"
 #include "runtime/sim/link.hpp"
@@ -28,6 +31,7 @@ struct Outcome {
   std::uint64_t reads = 0;
   std::uint64_t stores = 0;
   nanoseconds duration{};              ///< virtual
+  std::vector<std::string> trace;      ///< what happened, if the scenario asks for it
   std::vector<double> mean_staleness;  ///< by stream; the first steps of each life left out
 };
 
@@ -73,11 +77,17 @@ class World {
   /// The segment of a stream's shard; empty before there is one.
   [[nodiscard]] store::SegmentHandle shard(StreamId stream) const;
   void count_read() noexcept { ++outcome_.reads; }
+  /// Adds a line to the trace, if there is one.
+  template <class... Args>
+  void note(fmt::format_string<Args...> format, Args&&... args) {
+    if (scenario_.trace) add_to_trace(fmt::format(format, std::forward<Args>(args)...));
+  }
 
  private:
   /// Whatever a scenario does to a rank, it is given up after so many lives.
   static constexpr std::uint32_t kMaxLives = 12;
 
+  void add_to_trace(std::string text);
   void start_worker(std::uint32_t rank, nanoseconds delay);
   void schedule_faults();
   void start_successor();

@@ -43,9 +43,7 @@ TEST_P(SimHistoriesTest, EveryPublishedPushIsAppliedExactlyOnce) {
         (faults ? 1 : 0);
     const std::uint64_t seed = base * 1'000'000 + i;
     if (replay && *replay != seed) continue;
-    // A worker that rejoins a program with several BSP streams may stand at another of them than
-    // the rest, and each waits for the other: such programs are run without faults only.
-    const bool several_streams = i % 4 == 3 && !(scheme == Scheme::kBsp && faults);
+    const bool several_streams = i % 4 == 3;
     const Scenario scenario = make_scenario(seed, {.scheme = scheme,
                                                    .pull = pull,
                                                    .workers = workers,

@@ -1,27 +1,52 @@
-// Runs seeded histories until the checker reports a violation: exit 0 and its name when one is
-// found, 1 when none is. Linked with a mutant of one production source, it shows that the checker
-// would catch that mistake; linked with the product itself, its answer must be 1.
+// Runs seeded histories until the checker reports a violation. With --violation there must be one
+// (linked with a mutant of a production source, this shows that the checker catches such a
+// mistake); with --none there must be none (linked with the product itself). A second argument is
+// the number of histories.
 
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <string_view>
 
 #include <fmt/format.h>
 
 #include "runtime/sim/world.hpp"
 #include "runtime/sim_run.hpp"
 
-int main(int argc, char** argv) {
-  using psplus::sim::Outcome;
-  const std::uint64_t seeds = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 3000;
+namespace {
+
+using psplus::sim::Outcome;
+
+int run(bool expects_violation, std::uint64_t seeds) {
   for (std::uint64_t seed = 0; seed < seeds; ++seed) {
-    const auto scenario = psplus::sim::make_scenario(
-        seed, {.scheme = {}, .pull = {}, .workers = {}, .faults = true, .several_streams = false});
+    const auto scenario = psplus::sim::make_scenario(seed, {.scheme = {},
+                                                            .pull = {},
+                                                            .workers = {},
+                                                            .faults = true,
+                                                            .several_streams = seed % 4 == 3});
     const Outcome outcome = psplus::sim::run_history(scenario);
     if (!outcome.violation) continue;
-    fmt::print("seed {}: {}\n", seed, psplus::sim::report(scenario, *outcome.violation, argv[0]));
-    return 0;
+    fmt::print("after {} histories: {}\n", seed + 1,
+               psplus::sim::report(scenario, *outcome.violation, "this program"));
+    return expects_violation ? EXIT_SUCCESS : EXIT_FAILURE;
   }
   fmt::print("no violation in {} histories\n", seeds);
-  return 1;
+  return expects_violation ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  constexpr std::uint64_t kSeeds = 3000;
+  const std::string_view mode = argc > 1 ? argv[1] : "";
+  if (mode != "--violation" && mode != "--none") {
+    fmt::print(stderr, "usage: {} --violation|--none [HISTORIES]\n", argv[0]);
+    return 2;
+  }
+  try {
+    return run(mode == "--violation", argc > 2 ? std::strtoull(argv[2], nullptr, 10) : kSeeds);
+  } catch (const std::exception& error) {
+    fmt::print("the simulation itself failed: {}\n", error.what());
+    return 3;
+  }
 }

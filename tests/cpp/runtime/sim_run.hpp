@@ -19,8 +19,13 @@ inline std::optional<std::uint64_t> seed_to_replay() {
   return std::strtoull(text, nullptr, 10);
 }
 
-/// Runs one history.
-inline Outcome run_history(const Scenario& scenario) { return World{scenario}.run(); }
+/// Runs one history; a replayed one prints what happens in it.
+inline Outcome run_history(Scenario scenario) {
+  scenario.trace = seed_to_replay().has_value();
+  const Outcome outcome = World{scenario}.run();
+  for (const std::string& line : outcome.trace) fmt::print("{}\n", line);
+  return outcome;
+}
 
 /// What broke, and how to see it again.
 inline std::string report(const Scenario& scenario, const Violation& violation,
