@@ -11,6 +11,10 @@ using TimePoint = Clock::time_point;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
+[[nodiscard]] inline double to_seconds(nanoseconds duration) noexcept {
+  return std::chrono::duration<double>(duration).count();
+}
+
 /// Nanoseconds of the monotonic clock, comparable between the processes of one host.
 [[nodiscard]] inline std::int64_t to_nanoseconds(TimePoint t) noexcept {
   return std::chrono::duration_cast<nanoseconds>(t.time_since_epoch()).count();

@@ -99,4 +99,13 @@ enum class Storage : std::uint8_t { float32 = 0, float64 = 1 };
   throw std::invalid_argument("scalars_per_element: not a DType");
 }
 
+/// Calls `use` with a scalar of the type that `storage` holds, for its type alone.
+template <class F>
+void with_storage(Storage storage, F use) {
+  if (storage == Storage::float32)
+    use(float{});
+  else
+    use(double{});
+}
+
 }  // namespace psplus

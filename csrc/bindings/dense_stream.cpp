@@ -112,9 +112,7 @@ void bind_dense_stream(py::module_& module) {
                              [](const DenseStream& s) { return s.counters().bytes_pulled; })
       .def_property_readonly("retries", [](const DenseStream& s) { return s.counters().retries; })
       .def_property_readonly("wait_seconds",
-                             [](const DenseStream& s) {
-                               return std::chrono::duration<double>(s.counters().waited).count();
-                             })
+                             [](const DenseStream& s) { return to_seconds(s.counters().waited); })
       .def("publish_values", &publish_values, py::arg("params"))
       .def("wait_initialised", &wait_initialised)
       .def("snapshot", &snapshot, py::arg("params"))

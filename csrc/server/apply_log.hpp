@@ -20,6 +20,8 @@ struct TakeCut {
   /// Either the step whose reply this is (buffered pull), or a request of the worker.
   std::optional<Step> releases;
   std::uint64_t request = 0;
+
+  friend bool operator==(const TakeCut&, const TakeCut&) = default;
 };
 using Operation = std::variant<ApplyBatch, TakeCut>;
 

@@ -100,8 +100,8 @@ double Batcher::push_rate(StreamId stream, MemberId member) {
   std::deque<TimePoint>& times = times_[{stream, member}];
   times.push_back(context_.now);
   if (times.size() > kRateWindow) times.pop_front();
-  const std::chrono::duration<double> span = times.back() - times.front();
-  return span.count() > 0 ? static_cast<double>(times.size() - 1) / span.count() : 0.0;
+  const double span = to_seconds(times.back() - times.front());
+  return span > 0 ? static_cast<double>(times.size() - 1) / span : 0.0;
 }
 
 void Batcher::write_record(StreamId stream, BatchKind kind, const std::vector<Push>& pushes) {
@@ -126,11 +126,12 @@ void Batcher::write_record(StreamId stream, BatchKind kind, const std::vector<Pu
     const std::uint64_t foreign = total - own;
     store::RecordEntry& out = record.entries[i];
     store.put(out.staleness, foreign - std::min(foreign, push.snapshot_foreign));
-    store.put(out.rate, peek(member.rate));
+    std::uint64_t rate = peek(member.rate);
     if (kind != BatchKind::kSet) {
       ++clock, ++own, ++total;
-      store.put(out.rate, store::to_word(push_rate(stream, push.member)));
+      rate = store::to_word(push_rate(stream, push.member));
     }
+    store.put(out.rate, rate);
     store.put(out.member, raw(push.member));
     store.put(out.incarnation, raw(push.incarnation));
     store.put(out.flags, push.flags);

@@ -33,6 +33,10 @@ struct Context {
   [[nodiscard]] store::MemberEntry& member(MemberId m) const noexcept {
     return control().members[index(m)];
   }
+  [[nodiscard]] Incarnation incarnation_of(MemberId m) const noexcept {
+    return Incarnation{
+        static_cast<std::uint16_t>(member(m).incarnation.load(std::memory_order_relaxed))};
+  }
   [[nodiscard]] store::StreamEntry& stream(StreamId s) const noexcept {
     return control().streams[index(s)];
   }

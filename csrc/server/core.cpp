@@ -5,19 +5,10 @@
 #include <stdexcept>
 #include <utility>
 
+#include "base/overloaded.hpp"
 #include "server/gate.hpp"
 
 namespace psplus::server {
-namespace {
-
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
-
-}  // namespace
 
 Core::Core(store::Store& store, Config config)
     : context_{.store = store, .config = config, .now = {}, .effects = {}},
@@ -137,7 +128,7 @@ bool Core::drained(MemberId member) const {
 
 void Core::after_change() {
   open_gates();
-  queue_cuts();
+  queue_requested_cuts();
   registry_.advance_barriers();
   registry_.answer_closes([this](StreamId s, MemberId m) { return !running_ && drained(s, m); });
   roster_.release_drained([this](MemberId m) { return drained(m); });
@@ -169,25 +160,28 @@ void Core::open_gates() {
         context_.emit(Wake{member, stream});
         continue;
       }
-      const auto& pending = log_.pending();
-      const bool queued = std::any_of(pending.begin(), pending.end(), [&](const Operation& op) {
-        const auto* const cut = std::get_if<TakeCut>(&op);
-        return cut != nullptr && cut->stream == stream && cut->member == member && cut->releases;
-      });
-      if (queued) continue;
       const std::uint64_t step = peek(mail.released) + 1;
-      log_.append(TakeCut{.stream = stream,
-                          .member = member,
-                          .incarnation = Incarnation{static_cast<std::uint16_t>(
-                              peek(context_.member(member).incarnation))},
-                          .buffer = static_cast<std::uint32_t>(step % 2),
-                          .releases = Step{step},
-                          .request = 0});
+      queue_cut({.stream = stream,
+                 .member = member,
+                 .incarnation = context_.incarnation_of(member),
+                 .buffer = static_cast<std::uint32_t>(step % 2),
+                 .releases = Step{step},
+                 .request = 0});
     }
   }
 }
 
-void Core::queue_cuts() {
+/// Appends a cut unless it waits in the log already.
+void Core::queue_cut(const TakeCut& cut) {
+  const auto& pending = log_.pending();
+  const bool queued = std::any_of(pending.begin(), pending.end(), [&](const Operation& operation) {
+    const auto* const other = std::get_if<TakeCut>(&operation);
+    return other != nullptr && *other == cut;
+  });
+  if (!queued) log_.append(cut);
+}
+
+void Core::queue_requested_cuts() {
   for (std::uint16_t s = 0; s < store::kMaxStreams; ++s) {
     const StreamId stream{s};
     if (peek(context_.stream(stream).open) == 0) break;
@@ -197,20 +191,12 @@ void Core::queue_cuts() {
       store::MailStream& mail = context_.store.mail(member, stream);
       const std::uint64_t request = mail.cut_requested.load(std::memory_order_acquire);
       if (request == peek(mail.cut_done)) continue;
-      const auto& pending = log_.pending();
-      const bool queued = std::any_of(pending.begin(), pending.end(), [&](const Operation& op) {
-        const auto* const cut = std::get_if<TakeCut>(&op);
-        return cut != nullptr && cut->stream == stream && cut->member == member && !cut->releases &&
-               cut->request == request;
-      });
-      if (queued) continue;
-      log_.append(TakeCut{.stream = stream,
-                          .member = member,
-                          .incarnation = Incarnation{static_cast<std::uint16_t>(
-                              peek(context_.member(member).incarnation))},
-                          .buffer = static_cast<std::uint32_t>(request & 1),
-                          .releases = std::nullopt,
-                          .request = request});
+      queue_cut({.stream = stream,
+                 .member = member,
+                 .incarnation = context_.incarnation_of(member),
+                 .buffer = static_cast<std::uint32_t>(request & 1),
+                 .releases = std::nullopt,
+                 .request = request});
     }
   }
 }

@@ -41,7 +41,8 @@ class Core {
   void after_change();
   void expel_offenders();
   void open_gates();
-  void queue_cuts();
+  void queue_requested_cuts();
+  void queue_cut(const TakeCut& cut);
   [[nodiscard]] bool drained(StreamId stream, MemberId member) const;
   [[nodiscard]] bool drained(MemberId member) const;
 

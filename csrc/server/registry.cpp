@@ -108,7 +108,7 @@ Status Registry::check_same(const wire::OpenStream& request, const store::Extent
 
 Result<SegmentId> Registry::make_segments(StreamId stream, MemberId member) {
   const store::StreamEntry& entry = context_.stream(stream);
-  const Incarnation life{static_cast<std::uint16_t>(peek(context_.member(member).incarnation))};
+  const Incarnation life = context_.incarnation_of(member);
   SegmentId last{};
   for (std::uint32_t i = 0; i < peek(entry.extent_count); ++i) {
     const ExtentId extent{peek(entry.extents[i])};
@@ -129,7 +129,7 @@ Result<SegmentId> Registry::make_segments(StreamId stream, MemberId member) {
 
 Result<SegmentId> Registry::make_pull(StreamId stream, MemberId member) {
   const store::StreamEntry& entry = context_.stream(stream);
-  const Incarnation life{static_cast<std::uint16_t>(peek(context_.member(member).incarnation))};
+  const Incarnation life = context_.incarnation_of(member);
   SegmentId last{};
   for (std::uint32_t i = 0; i < peek(entry.extent_count); ++i) {
     const ExtentId extent{peek(entry.extents[i])};
@@ -160,7 +160,7 @@ void Registry::registered(StreamId stream, MemberId member) {
   store::StreamMember& entry = context_.in_stream(stream, member);
   if (stream_state(context_.stream(stream), member) != StreamMemberState::kAbsent)
     return;  // asked again after a take-over
-  const Incarnation life{static_cast<std::uint16_t>(peek(context_.member(member).incarnation))};
+  const Incarnation life = context_.incarnation_of(member);
   const Step clock = joining_clock(context_.control(), stream, Step{peek(entry.clock)});
   store.put(entry.dedup, store::PushMark{life, Sequence{0}}.pack());
   store.put(entry.clock, raw(clock));

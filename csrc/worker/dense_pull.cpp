@@ -16,8 +16,6 @@ namespace {
 
 constexpr nanoseconds kLook = milliseconds{100};
 
-double seconds(nanoseconds duration) { return std::chrono::duration<double>(duration).count(); }
-
 }  // namespace
 
 Status DenseStream::wait(std::string_view what, const std::function<bool()>& ready) {
@@ -43,7 +41,7 @@ Status DenseStream::still_hopeful(std::string_view what, TimePoint since) const 
   if (all_alive && waited < options_.straggler_timeout) return {};
   return {StatusCode::kTimeout,
           fmt::format("rank {} waited {:.1f} s for {}; {}", raw(session_->options().rank),
-                      seconds(waited), what, who)};
+                      to_seconds(waited), what, who)};
 }
 
 /// Names the workers that the stream's gates wait for, and whether each has shown life.
@@ -66,7 +64,7 @@ std::string DenseStream::missing_workers(TimePoint since, bool& all_alive) const
         "rank {} (process {}) is at step {}{}",
         control.members[m].rank.load(std::memory_order_relaxed),
         control.members[m].process.load(std::memory_order_relaxed), raw(clock),
-        alive ? " and alive" : fmt::format(" and silent for {:.1f} s", seconds(silent))));
+        alive ? " and alive" : fmt::format(" and silent for {:.1f} s", to_seconds(silent))));
   }
   return parts.empty() ? "no worker is behind" : fmt::format("{}", fmt::join(parts, "; "));
 }
@@ -119,33 +117,33 @@ void DenseStream::copy_out(std::span<const std::byte> values, ChunkIndex chunk,
     auto* const x =
         static_cast<std::byte*>(params[i]) + (from - place.byte_offset) / scalar_bytes * own_bytes;
     const bool with_delta = local_scale != 0.0 && carried_[i] != 0;
-    const auto pull = [&]<class S>(S) {
+    with_storage(place.storage, [&]<class S>(S) {
       kernels::best().of<S>().pull(dtype,
                                    reinterpret_cast<const S*>(values.data() + (from - begin)),
                                    with_delta ? reinterpret_cast<const S*>(slot + from) : nullptr,
                                    static_cast<S>(local_scale), x, (to - from) / scalar_bytes);
-    };
-    if (place.storage == Storage::float32)
-      pull(float{});
-    else
-      pull(double{});
+    });
   }
+}
+
+void DenseStream::copy_cut_out(std::span<void* const> params, double local_scale) const {
+  const std::size_t chunk_bytes = layout_.chunk_bytes();
+  for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c)
+    copy_out(pulls_.values(*cut_).subspan(c * chunk_bytes, chunk_bytes), ChunkIndex{c}, params,
+             local_scale);
 }
 
 Status DenseStream::pull(std::span<void* const> params, double local_scale) {
   carried_.resize(layout_.params().size(), 0);
-  const std::size_t chunk_bytes = layout_.chunk_bytes();
-  std::vector<std::byte> copy(chunk_bytes);
-  for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c) {
-    const ChunkIndex chunk{c};
-    if (options_.pull == store::PullMode::kBuffered) {
-      copy_out(pulls_.values(*cut_).subspan(c * chunk_bytes, chunk_bytes), chunk, params,
-               local_scale);
-      continue;
+  if (options_.pull == store::PullMode::kBuffered) {
+    copy_cut_out(params, local_scale);
+  } else {
+    std::vector<std::byte> copy(layout_.chunk_bytes());
+    for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c) {
+      const auto batch = shard_.read_chunk(ChunkIndex{c}, copy, &counters_.retries);
+      if (!batch.ok()) return batch.status();
+      copy_out(copy, ChunkIndex{c}, params, local_scale);
     }
-    const auto batch = shard_.read_chunk(chunk, copy, &counters_.retries);
-    if (!batch.ok()) return batch.status();
-    copy_out(copy, chunk, params, local_scale);
   }
   counters_.bytes_pulled += layout_.value_bytes();
   return {};
@@ -161,10 +159,7 @@ Status DenseStream::refresh() {
 Status DenseStream::pull_cut(std::span<void* const> params) {
   const auto snapshot_buffer = cut_;
   if (Status status = request_cut(); !status.ok()) return status;
-  const std::size_t chunk_bytes = layout_.chunk_bytes();
-  for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c)
-    copy_out(pulls_.values(*cut_).subspan(c * chunk_bytes, chunk_bytes), ChunkIndex{c}, params,
-             0.0);
+  copy_cut_out(params, 0.0);
   counters_.bytes_pulled += layout_.value_bytes();
   // An evaluation is no snapshot: the next step goes on from what it had.
   cut_ = options_.pull == store::PullMode::kBuffered ? snapshot_buffer : std::nullopt;

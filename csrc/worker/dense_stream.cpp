@@ -15,15 +15,6 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-/// Runs `use` with the storage scalar of a parameter as its type.
-template <class F>
-void with_storage(Storage storage, F use) {
-  if (storage == Storage::float32)
-    use(float{});
-  else
-    use(double{});
-}
-
 }  // namespace
 
 DenseStream::DenseStream(std::shared_ptr<Session> session, StreamOptions options,
@@ -74,15 +65,7 @@ std::span<const std::byte> DenseStream::blob() const noexcept {
 
 Status DenseStream::publish_values(std::span<const void* const> params) {
   if (Status status = wait_for_slot(); !status.ok()) return status;
-  const auto values = slots_.values(queue_.next());
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const store::ParamPlace& place = layout_.places()[i];
-    with_storage(place.storage, [&]<class S>(S) {
-      kernels::best().of<S>().widen(layout_.params()[i].dtype, params[i],
-                                    reinterpret_cast<S*>(values.data() + place.byte_offset),
-                                    place.scalar_count);
-    });
-  }
+  widen_into(params, slots_.values(queue_.next()));
   if (Status status = publish_flags(store::kPushSet | store::kPushAllParams, 1.0); !status.ok())
     return status;
   counters_.bytes_pushed += layout_.value_bytes();
@@ -103,11 +86,16 @@ Result<bool> DenseStream::wait_initialised() {
 void DenseStream::snapshot(std::span<const void* const> params) {
   before_.resize(layout_.value_bytes());
   computed_on_ = seen_.foreign(session_->member());
+  widen_into(params, before_);
+}
+
+void DenseStream::widen_into(std::span<const void* const> params,
+                             std::span<std::byte> values) const {
   for (std::size_t i = 0; i < params.size(); ++i) {
     const store::ParamPlace& place = layout_.places()[i];
     with_storage(place.storage, [&]<class S>(S) {
       kernels::best().of<S>().widen(layout_.params()[i].dtype, params[i],
-                                    reinterpret_cast<S*>(before_.data() + place.byte_offset),
+                                    reinterpret_cast<S*>(values.data() + place.byte_offset),
                                     place.scalar_count);
     });
   }

@@ -109,6 +109,10 @@ class DenseStream {
   Status publish_flags(std::uint32_t flags, double lambda);
   void copy_out(std::span<const std::byte> values, ChunkIndex chunk, std::span<void* const> params,
                 double local_scale) const;
+  /// All chunks of the cut at hand.
+  void copy_cut_out(std::span<void* const> params, double local_scale) const;
+  /// Parameters, as storage scalars, at their places in `values`.
+  void widen_into(std::span<const void* const> params, std::span<std::byte> values) const;
   [[nodiscard]] store::MailStream& mail() const noexcept {
     return session_->mailbox().streams[index(options_.stream)];
   }

@@ -17,8 +17,6 @@ namespace {
 
 constexpr nanoseconds kLook = milliseconds{100};
 
-double seconds(nanoseconds duration) { return std::chrono::duration<double>(duration).count(); }
-
 }  // namespace
 
 Session::Session(SessionOptions options) : options_(std::move(options)), process_(::getpid()) {}
@@ -40,7 +38,7 @@ Result<std::shared_ptr<Session>> Session::connect(SessionOptions options) {
           StatusCode::kTimeout,
           fmt::format("rank {} could not attach to the server of this job within {} s; see "
                       "{}/server.log",
-                      raw(session->options_.rank), seconds(session->options_.timeout),
+                      raw(session->options_.rank), to_seconds(session->options_.timeout),
                       session->options_.job_dir)};
     session->changed_.wait_for(lock, kLook);
   }
@@ -101,7 +99,7 @@ Status Session::close(nanoseconds timeout) {
     return {
         StatusCode::kTimeout,
         fmt::format("rank {} left without an answer: its last pushes were not applied within {} s",
-                    raw(options_.rank), seconds(timeout))};
+                    raw(options_.rank), to_seconds(timeout))};
   });
   if (!answer.ok() && answer.status().code() != StatusCode::kClosed) result = answer.status();
   thread_->request_stop();
@@ -135,7 +133,7 @@ Status Session::check_server(TimePoint waiting_since) const {
       StatusCode::kTimeout,
       fmt::format("the server of this job (process {}) has given no sign of life for {:.1f} s; see "
                   "{}/server.log",
-                  control_->server_process.load(std::memory_order_relaxed), seconds(silent),
+                  control_->server_process.load(std::memory_order_relaxed), to_seconds(silent),
                   options_.job_dir)};
 }
 

@@ -92,8 +92,7 @@ Status Session::establish(std::stop_token stop) {
     }
     if (deadline.passed())
       return {last.code(), fmt::format("{} (rank {} gave up after {} s; see {})", last.message(),
-                                       raw(options_.rank),
-                                       std::chrono::duration<double>(options_.timeout).count(),
+                                       raw(options_.rank), to_seconds(options_.timeout),
                                        shm::log_path(options_.job_dir))};
     std::this_thread::sleep_for(retry);  // the winner of the race may be about to listen
     retry = std::min(retry * 2, kLongestRetry);

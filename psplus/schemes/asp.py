@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from psplus.lr_scale import Policy, resolve
-from psplus.schemes.base import Turn
+from psplus.schemes.base import Turn, push_and_wait
 
 __all__ = ["ASP"]
 
@@ -36,8 +36,4 @@ class ASP:
 
     def step(self, turn: Turn) -> None:
         """Push, wait until it is applied, continue with what the servers hold."""
-        turn.compute()
-        turn.publish(turn.scale(turn.peek()))
-        turn.wait_round(0)
-        turn.observe()
-        turn.pull(0.0)
+        push_and_wait(turn)

@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 from psplus import _C
 from psplus.lr_scale import Policy
 
-__all__ = ["Scheme", "Turn"]
+__all__ = ["Scheme", "Turn", "push_and_wait"]
 
 
 class Turn(Protocol):
@@ -62,3 +62,15 @@ class Scheme(Protocol):
 
     def step(self, turn: Turn) -> None:
         """Carry one step of a worker through."""
+
+
+def push_and_wait(turn: Turn) -> None:
+    """The step of BSP, SSP and ASP: push, wait for the reply, continue with what the servers hold.
+
+    What the reply waits for is the server's affair: everybody's push, the gate, or nothing.
+    """
+    turn.compute()
+    turn.publish(turn.scale(turn.peek()))
+    turn.wait_round(0)
+    turn.observe()
+    turn.pull(0.0)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from psplus.lr_scale import Policy, constant
-from psplus.schemes.base import Turn
+from psplus.schemes.base import Turn, push_and_wait
 
 __all__ = ["BSP"]
 
@@ -30,8 +30,4 @@ class BSP:
 
     def step(self, turn: Turn) -> None:
         """Push, wait for everybody's push of this step, continue with W^k."""
-        turn.compute()
-        turn.publish(turn.scale(turn.peek()))
-        turn.wait_round(0)
-        turn.observe()
-        turn.pull(0.0)
+        push_and_wait(turn)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from psplus.lr_scale import Policy, resolve
-from psplus.schemes.base import Turn
+from psplus.schemes.base import Turn, push_and_wait
 from psplus.schemes.checks import check_bound
 
 __all__ = ["SSP"]
@@ -42,8 +42,4 @@ class SSP:
 
     def step(self, turn: Turn) -> None:
         """Push, wait until it is applied and the gate lets go, continue with W."""
-        turn.compute()
-        turn.publish(turn.scale(turn.peek()))
-        turn.wait_round(0)
-        turn.observe()
-        turn.pull(0.0)
+        push_and_wait(turn)

@@ -16,31 +16,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "support/scratch_folder.hpp"
 #include "worker/session.hpp"
 
 /// Real worker processes against a real server, without torch.
 namespace psplus::cluster {
 
 /// A directory for one job, removed with what is left of it.
-class JobDirectory {
- public:
-  JobDirectory() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "psplus-cluster-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::bad_alloc{};
-    path_ = pattern;
-  }
-  JobDirectory(const JobDirectory&) = delete;
-  JobDirectory& operator=(const JobDirectory&) = delete;
-  ~JobDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  [[nodiscard]] const std::string& path() const noexcept { return path_; }
-
- private:
-  std::string path_;
-};
+using JobDirectory = testing::ScratchFolder;
 
 /// A zeroed `T` that child processes share.
 template <class T>
@@ -94,7 +77,7 @@ inline int wait_process(pid_t process, Deadline limit) {
 inline worker::SessionOptions session_options(const JobDirectory& job, std::uint32_t rank,
                                               std::uint32_t workers) {
   worker::SessionOptions options;
-  options.job_dir = job.path();
+  options.job_dir = job.path().string();
   options.server_path = PSPLUS_SERVER_EXECUTABLE;
   options.rank = Rank{rank};
   options.world_size = workers;

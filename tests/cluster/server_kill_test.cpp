@@ -113,7 +113,7 @@ int run_worker(const JobDirectory& job, std::uint32_t rank, Scheme scheme, Board
 
 /// Process id of the newest server, from its log; 0 before there is one.
 pid_t newest_server(const JobDirectory& job) {
-  std::ifstream log(job.path() + "/server.log");
+  std::ifstream log(job.path() / "server.log");
   std::string line;
   pid_t newest = 0;
   const std::regex started{R"(psplus-server\[(\d+)\]: (started|took over))"};

@@ -5,19 +5,10 @@
 
 #include <fmt/format.h>
 
+#include "base/overloaded.hpp"
 #include "runtime/sim/world.hpp"
 
 namespace psplus::sim {
-namespace {
-
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
-
-}  // namespace
 
 Server::Server(World& world, Random random) : world_(world), random_(random) {
   if (const auto refused = world.scenario().refused_segment) source_.refuse(*refused + 1);

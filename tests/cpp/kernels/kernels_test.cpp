@@ -31,16 +31,6 @@ constexpr DType kDTypes[] = {DType::float32, DType::float64,   DType::bfloat16,
 /// Parameter scalars of a dtype, as raw memory.
 std::size_t scalar_bytes(DType dtype) { return element_bytes(dtype) / scalars_per_element(dtype); }
 
-/// Calls `body` with a float or a double, as `storage` says.
-template <class Body>
-void with_storage(Storage storage, Body body) {
-  if (storage == Storage::float32) {
-    body(float{});
-  } else {
-    body(double{});
-  }
-}
-
 /// Calls `body` with a value of the type of a parameter scalar.
 template <class Body>
 void with_element(DType dtype, Body body) {
