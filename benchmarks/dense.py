@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.distributed.rpc as rpc
+from torch import Tensor, nn
 
 import psplus
 from psplus import _C, config
@@ -61,11 +62,24 @@ def report(name: str, unit: str, times: dict[str, list[float]], amount: float) -
         print(json.dumps(figure), flush=True)
 
 
+totals: dict[int, Tensor] = {}
+"""What the receiver of the calls below has added up, by number of elements."""
+
+
+def add_to_total(update: Tensor) -> None:
+    """Run by the receiver of a remote call."""
+    total = totals.get(update.numel())
+    if total is None:
+        total = totals[update.numel()] = torch.zeros(update.numel())
+    total += update
+
+
 def bench_push(elements: int) -> None:
     """Push and apply of one tensor, both slots in use, by one worker.
 
     A push is the difference kernel writing the slot and the server applying it; the payload counts
-    once. Beside it ``a += b``; and a Gloo send whose receiver adds, in a second process (rank 1).
+    once. Beside it ``a += b``; and, with the second process (rank 1) as the receiver that adds, a
+    Gloo send and a call over torch.distributed.rpc.
     """
     rank = dist.get_rank()
     update = torch.ones(elements)
@@ -113,7 +127,16 @@ def bench_push(elements: int) -> None:
         for _ in range(pushes):
             dist.send(update, dst=1)
 
-    sides = {"psplus": psplus_pushes, "a += b": plain_adds, "gloo send/recv": gloo_sends}
+    def remote_calls() -> None:
+        rpc_calls = [rpc.rpc_async("rank1", add_to_total, (update,)) for _ in range(pushes)]
+        torch.futures.wait_all(rpc_calls)
+
+    sides = {
+        "psplus": psplus_pushes,
+        "a += b": plain_adds,
+        "gloo send/recv": gloo_sends,
+        "torch.distributed.rpc": remote_calls,
+    }
     times = median_seconds(sides, REPEATS)
     result = torch.empty(elements)
     stream.pull_cut([result])
@@ -166,8 +189,11 @@ def work(store: str) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{store}.rpc")
+    rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2, rpc_backend_options=options)
     bench_push(4 << 20)
     bench_push(25_000_000)
+    rpc.shutdown()
     bench_step(25_000_000)
     time.sleep(0.2)  # Gloo's thread must have let go of its last work before the interpreter ends
     dist.destroy_process_group()

@@ -74,12 +74,11 @@ use_python() {
   local wanted=("setuptools>=77" wheel "cmake>=3.22" ninja numpy safetensors rich click cloudpickle
     "$@")
   local stamp=$ENVIRONMENT/.psplus-requirements
-  if [ "$(cat "$stamp" 2>/dev/null)" != "$(printf '%s\n' "${wanted[@]}" | sort -u)" ]; then
+  touch "$stamp"
+  if [ -n "$(comm -23 <(printf '%s\n' "${wanted[@]}" | sort -u) "$stamp")" ]; then
     say "installing Python packages"
     # What an earlier command asked for stays asked for, so that commands can take turns quickly.
-    if [ -f "$stamp" ]; then
-      mapfile -t -O "${#wanted[@]}" wanted <"$stamp"
-    fi
+    mapfile -t -O "${#wanted[@]}" wanted <"$stamp"
     python -m pip install -q "${wanted[@]}"
     printf '%s\n' "${wanted[@]}" | sort -u >"$stamp"
   fi

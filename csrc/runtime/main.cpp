@@ -2,12 +2,12 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <string>
 
 #include <fcntl.h>
-#include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -55,10 +55,13 @@ void detach_from_starter(const std::string& job_dir) {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-void log_line(const std::string& text) {
-  fmt::print(stderr, "{:%F %T} psplus-server[{}]: {}\n", fmt::localtime(std::time(nullptr)),
-             ::getpid(), text);
+/// Lines go to standard error, which detach_from_starter() puts on the job's log.
+void set_up_log() {
+  spdlog::set_default_logger(spdlog::stderr_logger_st("psplus-server"));
+  spdlog::set_pattern("%Y-%m-%d %T.%e %n[%P]: %v");
 }
+
+void log_line(const std::string& text) { spdlog::info("{}", text); }
 
 /// Ends a predecessor and waits until it is gone, so that it writes no segment any more.
 Status end_predecessor(const UniqueFd& process) {
@@ -123,6 +126,7 @@ int main(int argc, char** argv) {
   if (child != 0) return child < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
   ::setsid();
   try {
+    set_up_log();
     if (Status made = psplus::shm::make_job_directory(job_dir); !made.ok())
       log_line(made.message());
     detach_from_starter(job_dir);

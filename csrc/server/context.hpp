@@ -12,7 +12,8 @@ namespace psplus::server {
 struct Config {
   /// After a take-over, workers that have not come back by then count as dead.
   nanoseconds resume_timeout = std::chrono::seconds{3};
-  /// Pushes in one batch at most; tests and simulations of staleness set 1.
+  /// Pushes in one batch at most. Below the number that can wait, members of low numbers come first
+  /// however long the others wait; simulations of staleness set 1.
   std::size_t max_batch_pushes = store::kMaxBatchPushes;
   /// Bytes of a chunk that are applied between two stores that a crash can separate.
   std::size_t piece_bytes = 64 * 1024;

@@ -35,7 +35,7 @@ void Core::recover(TimePoint now) {
   }
   applier_.announce_all();
   roster_.recover();
-  had_workers_ = roster_.anybody();
+  had_workers_ = roster_.anybody() || roster_.anybody_draining();
   after_change();
 }
 

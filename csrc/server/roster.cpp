@@ -193,17 +193,16 @@ void Roster::resume(ConnectionId from, const wire::Resume& request) {
     refuse_taken(queued.from, request.member);
     return true;
   });
-  peers_[from] = {.member = request.member, .holding = request.holding, .detaching = false};
+  peers_[from] = {.member = request.member, .holding = control.header.id, .detaching = false};
   context_.emit(Send{from,
                      wire::Welcome{control.header.job, request.member, request.incarnation,
                                    Epoch{peek(control.epoch)}},
                      {SegmentId{control.header.id}}});
-  for (const SegmentId id : context_.store.left_out())
-    context_.emit(Send{from, wire::Drop{id}, {}});
+  // All of them, whatever it holds already: which of its predecessors' offers reached a worker
+  // differs from one to the other, so no single number tells what this one lacks.
   for (const auto& [id, segment] : context_.store.segments())
-    if (id > request.holding) context_.emit(Send{from, wire::Offer{id}, {id}});
+    if (id != control.header.id) context_.emit(Send{from, wire::Offer{id}, {id}});
   context_.emit(Send{from, wire::Attached{}, {}});
-  run_waiters();
 }
 
 void Roster::offer(SegmentId segment) {

@@ -49,7 +49,7 @@ class Roster {
  private:
   struct Peer {
     MemberId member{};
-    SegmentId holding{};
+    SegmentId holding{};  ///< it has confirmed every offer up to this one
     bool detaching = false;
   };
   struct Waiter {

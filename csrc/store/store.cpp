@@ -55,7 +55,6 @@ Status Store::adopt(std::vector<SegmentHandle> segments) {
     if (segment.header().job != control_->header.job)
       return {StatusCode::kInternal, "cannot take over: segments of two jobs were handed over"};
     if (Status status = index_segment(segment); !status.ok()) return status;
-    if (!segments_.contains(segment.header().id)) left_out_.push_back(segment.header().id);
   }
   forget_unused_streams();
   return check_complete();

@@ -68,8 +68,6 @@ class Store {
   [[nodiscard]] PullView pull(MemberId member, ExtentId extent) const;
   [[nodiscard]] SegmentId slots_id(MemberId member, ExtentId extent) const;
   [[nodiscard]] SegmentId pull_id(MemberId member, ExtentId extent) const;
-  /// What adopt() left out: nobody needs these segments any more.
-  [[nodiscard]] const std::vector<SegmentId>& left_out() const noexcept { return left_out_; }
   /// Blob of a stream, 0 for none.
   [[nodiscard]] SegmentId blob(StreamId stream) const;
 
@@ -115,7 +113,6 @@ class Store {
   std::unordered_map<std::uint32_t, Owned<SlotsView>> slots_;
   std::unordered_map<std::uint32_t, Owned<PullView>> pulls_;
   std::unordered_map<std::size_t, SegmentId> blobs_;
-  std::vector<SegmentId> left_out_;
 };
 
 }  // namespace psplus::store

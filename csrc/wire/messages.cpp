@@ -42,7 +42,7 @@ void fields(Io io, M& m) {
   if constexpr (std::is_same_v<T, Attach>) {
     io(m.protocol), io(m.rank), io(m.world_size), io(m.process);
   } else if constexpr (std::is_same_v<T, Resume>) {
-    io(m.protocol), io(m.job), io(m.member), io(m.incarnation), io(m.holding);
+    io(m.protocol), io(m.job), io(m.member), io(m.incarnation);
   } else if constexpr (std::is_same_v<T, OpenStream>) {
     io(m.stream), io(m.mode), io(m.pull), io(m.bound);
     io(m.layout_bytes), io(m.blob_bytes), io(m.has_blob);

@@ -33,7 +33,6 @@ struct Resume {
   std::uint64_t job = 0;
   MemberId member{};
   Incarnation incarnation{};
-  SegmentId holding{};  ///< it holds every segment up to this one
 };
 /// Descriptors: [0] a sealed memfd with the layout, [1] one with the blob when `has_blob`.
 struct OpenStream {
@@ -45,7 +44,7 @@ struct OpenStream {
   std::uint64_t blob_bytes = 0;
   bool has_blob = false;
 };
-/// The worker holds every segment up to this one.
+/// The worker holds this segment, and all that were offered before it on this connection.
 struct Holding {
   SegmentId segment{};
 };
@@ -75,7 +74,8 @@ struct Offer {
 struct Drop {
   SegmentId segment{};
 };
-/// Every live worker holds what the attached one needs.
+/// Every live worker holds what the attached one needs. All segments of the job have been offered
+/// since the Welcome: what the worker holds besides them was left by a server that died, and goes.
 struct Attached {};
 /// The stream is open and the worker counts in it. When `provides`, it must set the initial values.
 /// `blob_segment` is 0 for none.

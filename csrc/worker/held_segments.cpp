@@ -25,6 +25,10 @@ Status HeldSegments::add(SegmentId id, UniqueFd fd) {
   if (header.magic != SegmentHeader::kMagic || header.id != id)
     return {StatusCode::kInternal,
             "a segment has a wrong header; workers and server must run the same psplus version"};
+  if (const auto found = segments_.find(id); found != segments_.end()) {
+    found->second.counted = true;
+    return {};
+  }
   Held held{.fd = std::move(fd), .header = header, .mapped = nullptr};
   const bool own = belongs_to_a_member(header.kind) && header.owner == raw(member_) &&
                    header.incarnation == incarnation_;
@@ -36,8 +40,16 @@ Status HeldSegments::add(SegmentId id, UniqueFd fd) {
     if (!segment.ok()) return segment.status();
     held.mapped = std::make_shared<Segment>(std::move(segment).value());
   }
-  segments_.insert_or_assign(id, std::move(held));
+  segments_.emplace(id, std::move(held));
   return {};
+}
+
+void HeldSegments::begin_census() {
+  for (auto& [id, held] : segments_) held.counted = held.header.kind == SegmentKind::kControl;
+}
+
+void HeldSegments::end_census() {
+  std::erase_if(segments_, [](const auto& entry) { return !entry.second.counted; });
 }
 
 std::shared_ptr<Segment> HeldSegments::find(SegmentKind kind, ExtentId extent) const {
@@ -59,10 +71,6 @@ std::vector<int> HeldSegments::descriptors() const {
   std::vector<int> fds;
   for (const auto& [id, held] : segments_) fds.push_back(held.fd.get());
   return fds;
-}
-
-SegmentId HeldSegments::last() const {
-  return segments_.empty() ? SegmentId{} : segments_.rbegin()->first;
 }
 
 }  // namespace psplus::worker

@@ -16,6 +16,9 @@ namespace psplus::worker {
 namespace {
 
 constexpr nanoseconds kLook = milliseconds{100};
+/// A wait lasts this much longer than the thread tries to reach a server, so that the thread's
+/// reason is the one that is told.
+constexpr nanoseconds kGrace = milliseconds{500};
 
 }  // namespace
 
@@ -27,9 +30,7 @@ Result<std::shared_ptr<Session>> Session::connect(SessionOptions options) {
   if (!session->nudge_) return Status::from_errno("eventfd", "a session", errno);
   session->thread_ = std::make_unique<std::jthread>(
       [raw_session = session.get()](std::stop_token stop) noexcept { raw_session->run(stop); });
-  // A little longer than the thread tries, so that its reason is the one that is told.
-  const Deadline deadline =
-      Deadline::after(session->options_.timeout + std::chrono::milliseconds{500});
+  const Deadline deadline = Deadline::after(session->options_.timeout + kGrace);
   std::unique_lock lock(session->mutex_);
   while (!session->attached_ && session->failure_.ok()) {
     if (session->options_.interrupted()) return Status{StatusCode::kClosed, "interrupted"};
@@ -124,11 +125,16 @@ Status Session::failure() const {
 
 Status Session::check_server(TimePoint waiting_since) const {
   if (options_.interrupted()) return {StatusCode::kClosed, "interrupted"};
-  if (Status failed = failure(); !failed.ok()) return failed;
+  bool reconnecting = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    reconnecting = !connected_;
+  }
   const TimePoint sign =
       from_nanoseconds(control_->last_sign_of_life.load(std::memory_order_relaxed));
   const auto silent = Clock::now() - std::max(sign, waiting_since);
-  if (silent < options_.timeout) return {};
+  if (silent < options_.timeout + (reconnecting ? kGrace : nanoseconds{0})) return {};
   return {
       StatusCode::kTimeout,
       fmt::format("the server of this job (process {}) has given no sign of life for {:.1f} s; see "

@@ -108,8 +108,7 @@ Status Session::introduce() {
     return send(wire::Resume{.protocol = wire::kProtocolVersion,
                              .job = job_,
                              .member = member_,
-                             .incarnation = incarnation_,
-                             .holding = held_.last()},
+                             .incarnation = incarnation_},
                 fds);
   return send(wire::Attach{.protocol = wire::kProtocolVersion,
                            .rank = options_.rank,
@@ -161,13 +160,14 @@ Status Session::take(UnixMessage message) {
       return {StatusCode::kInternal, "the server offered a segment without its descriptor"};
     if (Status status = held_.add(m->segment, std::move(message.fds.front())); !status.ok())
       return status;
-    return send(wire::Holding{held_.last()}, {});
+    return send(wire::Holding{m->segment}, {});
   }
   if (const auto* const m = std::get_if<wire::Drop>(&*decoded)) {
     held_.drop(m->segment);
     return {};
   }
   if (std::holds_alternative<wire::Attached>(*decoded)) {
+    held_.end_census();
     mailbox_segment_ = held_.find(store::SegmentKind::kMailbox, ExtentId{});
     if (mailbox_segment_ == nullptr)
       return {StatusCode::kInternal, "the server attached this worker without a mailbox"};
@@ -209,6 +209,7 @@ Status Session::welcome(const wire::Welcome& message, std::vector<UniqueFd> fds)
               "the control segment has another size; install the same psplus version everywhere"};
     control_ = reinterpret_cast<const store::ControlBlock*>(control_segment_->bytes().data());
   }
+  held_.begin_census();
   server_process_ = std::move(fds[1]);
   doorbell_ = std::move(fds[2]);
   epoch_.store(message.epoch, std::memory_order_relaxed);

@@ -20,6 +20,8 @@ Checker::Checker(const Scenario& scenario) : scenario_(scenario) {
 }
 
 void Checker::begin(store::SegmentHandle control) {
+  if (pushes_published_ > 0)
+    return fail("protocol", "a server serves another job than the one that pushes were made in");
   control_segment_ = std::move(control);
   control_ = reinterpret_cast<const store::ControlBlock*>(control_segment_.bytes.data());
   last_state_ = {};

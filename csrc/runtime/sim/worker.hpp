@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "runtime/sim/actor.hpp"
@@ -131,8 +132,9 @@ class Worker final : public Actor {
 
   LinkPtr link_;
   std::map<SegmentId, store::SegmentHandle> held_;
-  bool attached_ = false;   ///< attached at least once
-  bool connected_ = false;  ///< attached to the server that is there now
+  std::set<SegmentId> offered_;  ///< since the last Welcome
+  bool attached_ = false;        ///< attached at least once
+  bool connected_ = false;       ///< attached to the server that is there now
   bool session_failed_ = false;
   bool detaching_ = false;
   std::uint64_t attachments_ = 0;

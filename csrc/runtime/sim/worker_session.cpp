@@ -31,8 +31,7 @@ void Worker::connect() {
     send(wire::Resume{.protocol = wire::kProtocolVersion,
                       .job = job_,
                       .member = member_,
-                      .incarnation = incarnation_,
-                      .holding = held_.rbegin()->first});
+                      .incarnation = incarnation_});
     return;
   }
   held_.clear();
@@ -91,6 +90,7 @@ void Worker::take(const wire::ToWorker& message, std::vector<store::SegmentHandl
   world_.note("rank {} takes message {}", raw(rank_), message.index());
   if (const auto* const m = std::get_if<wire::Welcome>(&message)) {
     epoch_ = m->epoch;
+    offered_ = {segments.at(0).header().id};
     if (attached_) return;
     member_ = m->member;
     incarnation_ = m->incarnation;
@@ -101,7 +101,8 @@ void Worker::take(const wire::ToWorker& message, std::vector<store::SegmentHandl
   }
   if (const auto* const m = std::get_if<wire::Offer>(&message)) {
     held_[m->segment] = segments.at(0);
-    send(wire::Holding{held_.rbegin()->first});
+    offered_.insert(m->segment);
+    send(wire::Holding{m->segment});
     return;
   }
   if (const auto* const m = std::get_if<wire::Drop>(&message)) {
@@ -109,6 +110,7 @@ void Worker::take(const wire::ToWorker& message, std::vector<store::SegmentHandl
     return;
   }
   if (std::holds_alternative<wire::Attached>(message)) {
+    std::erase_if(held_, [this](const auto& entry) { return !offered_.contains(entry.first); });
     mailbox_ = reinterpret_cast<store::MailboxBlock*>(
         own_segment(store::SegmentKind::kMailbox, ExtentId{}).data());
     if (mailbox_ == nullptr)

@@ -166,8 +166,7 @@ void ServerHarness::resume(TestWorker& worker) {
   send(worker, wire::Resume{.protocol = wire::kProtocolVersion,
                             .job = kJob,
                             .member = worker.member,
-                            .incarnation = worker.incarnation,
-                            .holding = worker.highest()});
+                            .incarnation = worker.incarnation});
 }
 
 Status ServerHarness::push(TestWorker& worker, StreamId stream, std::span<const double> values,
