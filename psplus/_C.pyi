@@ -18,6 +18,85 @@ def kernel_isa() -> str:
 def all_finite(tensors: Sequence[Tensor]) -> int:
     """Index of the first dense CPU tensor with a NaN or an infinity, -1 if there is none."""
 
+class SgdOptions:
+    """Options of a fused step, as ``torch.optim.SGD`` names them."""
+
+    def __init__(
+        self,
+        *,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        nesterov: bool,
+        maximize: bool,
+    ) -> None: ...
+
+class AdamOptions:
+    """The same for ``Adam`` and, with ``decoupled`` weight decay, ``AdamW``."""
+
+    def __init__(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        amsgrad: bool,
+        maximize: bool,
+    ) -> None: ...
+
+class AdagradOptions:
+    """The same for ``Adagrad``."""
+
+    def __init__(
+        self, *, lr: float, lr_decay: float, eps: float, weight_decay: float, maximize: bool
+    ) -> None: ...
+
+class StepGroup:
+    """One group of parameters at one step: those with a gradient, and what belongs to them.
+
+    Args:
+        options: Hyper-parameters of the group, now.
+        indices: Places of the parameters in the list given to `FusedStep.prepare`.
+        gradients: One a parameter.
+        states: Columns of state tensors, each as long as ``indices``: ``momentum_buffer``;
+            ``exp_avg``, ``exp_avg_sq`` (and ``max_exp_avg_sq``); ``sum``. None in the column of
+            momentum buffers: there is none yet, and the step makes one.
+        steps: Step counters, one a parameter; none for SGD.
+    """
+
+    def __init__(
+        self,
+        *,
+        options: SgdOptions | AdamOptions | AdagradOptions,
+        indices: Sequence[int],
+        gradients: Sequence[Tensor],
+        states: Sequence[Sequence[Tensor | None]],
+        steps: Sequence[Tensor],
+    ) -> None: ...
+
+class FusedStep:
+    """A step that computes updates, pushes them and pulls in one pass over memory."""
+
+    @staticmethod
+    def prepare(params: Sequence[Tensor], groups: Sequence[StepGroup]) -> FusedStep | None:
+        """None if a tensor is not dense, contiguous and of a dtype with a kernel.
+
+        ``params`` are all of a stream, in its order. Changes nothing.
+        """
+    @property
+    def made(self) -> list[tuple[int, Tensor]]:
+        """Momentum buffers that run() fills for the first time, by place of their parameter."""
+    def run(self, stream: DenseStream, local_scale: float | None) -> None:
+        """Count the step, write updates into the next slot, and state.
+
+        With a ``local_scale`` also parameter = W - local_scale * update; without one parameters
+        stay. Parameters in no group are not pushed, and take W.
+        """
+
 class Session:
     """This process's attachment to its host's server, which is started when none is there."""
 
@@ -137,6 +216,8 @@ class DenseStream:
         False at once when this worker has to publish_values() first, also because the worker that
         was to do so died: ``while not s.wait_initialised(): s.publish_values(params)``.
         """
+    def begin_step(self) -> None:
+        """The gradients at hand were computed on the last snapshot taken. Before all below."""
     def snapshot(self, params: Sequence[Tensor]) -> None:
         """Remember the parameters as they are before the inner optimizer's step."""
     def write_delta(self, params: Sequence[Tensor], carried: Sequence[bool]) -> int:

@@ -115,6 +115,7 @@ void bind_dense_stream(py::module_& module) {
                              [](const DenseStream& s) { return to_seconds(s.counters().waited); })
       .def("publish_values", &publish_values, py::arg("params"))
       .def("wait_initialised", &wait_initialised)
+      .def("begin_step", &DenseStream::begin_step)
       .def("snapshot", &snapshot, py::arg("params"))
       .def("write_delta", &write_delta, py::arg("params"), py::arg("carried"))
       .def("write_nothing", [](DenseStream& s) { run([&] { return s.write_nothing(); }); })

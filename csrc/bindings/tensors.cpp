@@ -7,9 +7,7 @@
 #include <fmt/ranges.h>
 
 namespace psplus::bindings {
-namespace {
-
-void check(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout) {
+void check_tensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout) {
   const auto params = layout.params();
   if (tensors.size() != params.size())
     throw std::invalid_argument(
@@ -31,6 +29,8 @@ void check(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& la
   }
 }
 
+namespace {
+
 /// Conjugated and negated views are lazy in torch: their memory holds other values.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
@@ -50,7 +50,7 @@ DType to_dtype(at::ScalarType type) {
 
 ReadableTensors::ReadableTensors(const std::vector<at::Tensor>& tensors,
                                  const store::ExtentLayout& layout) {
-  check(tensors, layout);
+  check_tensors(tensors, layout);
   for (const at::Tensor& tensor : tensors) {
     kept_.push_back(is_plain(tensor) ? tensor.detach()
                                      : tensor.detach().resolve_conj().resolve_neg().contiguous());
@@ -61,7 +61,7 @@ ReadableTensors::ReadableTensors(const std::vector<at::Tensor>& tensors,
 WritableTensors::WritableTensors(const std::vector<at::Tensor>& tensors,
                                  const store::ExtentLayout& layout)
     : tensors_(tensors) {
-  check(tensors, layout);
+  check_tensors(tensors, layout);
   for (const at::Tensor& tensor : tensors_) {
     contiguous_.push_back(
         is_plain(tensor) ? tensor.detach()

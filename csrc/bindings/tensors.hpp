@@ -13,9 +13,12 @@ namespace psplus::bindings {
 /// The dtype of a layout for a tensor; throws std::invalid_argument for others.
 [[nodiscard]] DType to_dtype(at::ScalarType type);
 
+/// Throws std::invalid_argument, naming the parameter, unless every tensor is a dense CPU tensor of
+/// the declared shape and dtype.
+void check_tensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout);
+
 /// Tensors as pointers to contiguous elements, in the order of a layout, for reading. Keeps copies
-/// of those that are not contiguous. Throws std::invalid_argument, naming the parameter, when a
-/// tensor is not a dense CPU tensor of the declared shape and dtype.
+/// of those that are not contiguous. Throws as check_tensors() does.
 class ReadableTensors {
  public:
   ReadableTensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout);

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "base/dtype.hpp"
+#include "kernels/step.hpp"
 
 /// Element-wise kernels of push and pull.
 ///
@@ -16,8 +17,8 @@
 /// float32 or float64 are the one thing left open, for IEEE 754 leaves them to the hardware; a NaN
 /// narrowed to 16 bits is always 0x7fc0 (bfloat16) or 0x7e00 (float16).
 ///
-/// Thread safety: the kernels keep no state. They read and write plainly, so memory that another
-/// thread may be writing goes through relaxed_copy.hpp first.
+/// Thread safety: the kernels keep no state. They read and write plainly, `w` apart: other memory
+/// that another thread may be writing goes through relaxed_copy.hpp first.
 /// Errors: a dtype that is not held as S (see storage_of) throws std::invalid_argument before
 /// anything is written; nothing else throws.
 namespace psplus::kernels {
@@ -53,10 +54,14 @@ struct StorageKernels {
   void (*apply_mean)(S* dst, const S* src, const S* const* deltas, std::size_t count, S scale,
                      std::size_t n) noexcept;
 
-  /// x[i] = w[i] - scale * delta[i], stored as `dtype`; a null `delta` means x[i] = w[i].
+  /// x[i] = w[i] - scale * delta[i], stored as `dtype`; a null `delta` means x[i] = w[i]. Others
+  /// may be writing `w`, see StepRun::w.
   /// 16-bit dtypes round to nearest, ties to even; what is too large becomes infinite.
   /// `x` may be `w` when the dtype is S itself.
   void (*pull)(DType dtype, const S* w, const S* delta, S scale, void* x, std::size_t n);
+
+  /// One step over n scalars of one parameter; see step.hpp. With n = 0 nothing.
+  void (*step)(DType dtype, const StepRule& rule, const StepRun<S>& run, std::size_t n);
 };
 
 /// All kernels for one instruction set.

@@ -2,7 +2,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/kernels_vector.hpp"
+#include "kernels/step_vector.hpp"
 
 namespace psplus::kernels {
 namespace {
@@ -19,6 +19,24 @@ struct Avx512 : VectorTypes<64> {
     return __builtin_bit_cast(U16Half,
                               _mm512_maskz_cvtps_ph(kAllLanes, wide, _MM_FROUND_TO_NEAREST_INT));
   }
+  static F32 sqrt(F32 value) {
+    const __m512 wide = __builtin_bit_cast(__m512, value);
+    return __builtin_bit_cast(F32, _mm512_maskz_sqrt_ps(kAllLanes, wide));
+  }
+  static F64 sqrt(F64 value) {
+    const __m512d wide = __builtin_bit_cast(__m512d, value);
+    return __builtin_bit_cast(F64, _mm512_maskz_sqrt_pd(0xff, wide));
+  }
+  static void stream(void* at, F32 value) {
+    _mm512_stream_ps(static_cast<float*>(at), __builtin_bit_cast(__m512, value));
+  }
+  static void stream(void* at, F64 value) {
+    _mm512_stream_pd(static_cast<double*>(at), __builtin_bit_cast(__m512d, value));
+  }
+  static void stream(void* at, U16Half value) {
+    _mm256_stream_si256(static_cast<__m256i*>(at), __builtin_bit_cast(__m256i, value));
+  }
+  static void fence() { _mm_sfence(); }
 
  private:
   static constexpr __mmask16 kAllLanes = 0xffff;
@@ -27,7 +45,7 @@ struct Avx512 : VectorTypes<64> {
 }  // namespace
 
 const KernelTable& avx512_table() noexcept {
-  static constexpr KernelTable kTable = VectorKernels<Avx512>::make_table(Isa::avx512);
+  static constexpr KernelTable kTable = StepVectorKernels<Avx512>::make_table(Isa::avx512);
   return kTable;
 }
 

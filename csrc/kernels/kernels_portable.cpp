@@ -1,11 +1,26 @@
 // 16-byte vectors, which every 64-bit baseline has (SSE2, NEON); float16 by integer operations.
 
-#include "kernels/kernels_vector.hpp"
+#include "kernels/step_vector.hpp"
 
 namespace psplus::kernels {
 namespace {
 
 struct Portable : VectorTypes<16> {
+  static F32 sqrt(F32 value) {
+    for (int lane = 0; lane < 4; ++lane) value[lane] = __builtin_sqrtf(value[lane]);
+    return value;
+  }
+  static F64 sqrt(F64 value) {
+    for (int lane = 0; lane < 2; ++lane) value[lane] = __builtin_sqrt(value[lane]);
+    return value;
+  }
+  // No baseline has a portable way past the caches.
+  template <class V>
+  static void stream(void* at, V value) {
+    __builtin_memcpy(at, &value, sizeof(V));
+  }
+  static void fence() { __atomic_thread_fence(__ATOMIC_RELEASE); }
+
   static U32 where(I32 condition, U32 yes, U32 no) {
     const U32 mask = __builtin_bit_cast(U32, condition);
     return (mask & yes) | (~mask & no);
@@ -50,7 +65,7 @@ struct Portable : VectorTypes<16> {
 }  // namespace
 
 const KernelTable& portable_table() noexcept {
-  static constexpr KernelTable kTable = VectorKernels<Portable>::make_table(Isa::portable);
+  static constexpr KernelTable kTable = StepVectorKernels<Portable>::make_table(Isa::portable);
   return kTable;
 }
 

@@ -6,6 +6,10 @@
 //   struct Arch : VectorTypes<bytes> {
 //     static F32 widen_f16(U16Half bits);     // quiet NaNs, exact
 //     static U16Half narrow_f16(F32 value);   // nearest even; never given a NaN but 0x7fc00000
+//     static F32 sqrt(F32 value);             // and F64
+//     static void stream(void* at, F32 value);  // F64, U16Half: a store past the caches, `at` a
+//                                               // multiple of the vector's bytes
+//     static void fence();                    // orders streamed stores before later stores
 //   };
 //
 // `Arch` must lie in an unnamed namespace: it gives every function here internal linkage, so that
@@ -56,6 +60,14 @@ struct VectorKernels {
     return value;
   }
 
+  /// One vector of memory that others may be writing, read by one instruction where there is one.
+  /// The caller finds out afterwards whether what it read belongs together.
+  template <class S>
+  static Vector<S> load_shared(const S* at) {
+    typedef Vector<S> Shared __attribute__((may_alias, aligned(alignof(S))));
+    return *reinterpret_cast<const volatile Shared*>(at);
+  }
+
   template <class V>
   static void store(void* at, V value) {
     __builtin_memcpy(at, &value, sizeof(V));
@@ -66,6 +78,7 @@ struct VectorKernels {
     using Element = S;
     static Vector<S> read(const S* at) { return load<Vector<S>>(at); }
     static void write(S* at, Vector<S> value) { store(at, value); }
+    static void stream(S* at, Vector<S> value) { Arch::stream(at, value); }
   };
 
   struct BFloat16 {
@@ -73,22 +86,26 @@ struct VectorKernels {
     static F32 read(const std::uint16_t* at) {
       return __builtin_bit_cast(F32, __builtin_convertvector(load<U16Half>(at), U32) << 16);
     }
-    static void write(std::uint16_t* at, F32 value) {
+    static U16Half narrow(F32 value) {
       const U32 bits = __builtin_bit_cast(U32, value);
       const U32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
       const U32 nan = __builtin_bit_cast(U32, value != value);
-      store(at, __builtin_convertvector((nan & 0x7fc0) | (~nan & rounded), U16Half));
+      return __builtin_convertvector((nan & 0x7fc0) | (~nan & rounded), U16Half);
     }
+    static void write(std::uint16_t* at, F32 value) { store(at, narrow(value)); }
+    static void stream(std::uint16_t* at, F32 value) { Arch::stream(at, narrow(value)); }
   };
 
   struct Float16 {
     using Element = std::uint16_t;
     static F32 read(const std::uint16_t* at) { return Arch::widen_f16(load<U16Half>(at)); }
-    static void write(std::uint16_t* at, F32 value) {
+    static U16Half narrow(F32 value) {
       const U32 nan = __builtin_bit_cast(U32, value != value);
       const U32 bits = (nan & 0x7fc0'0000) | (~nan & __builtin_bit_cast(U32, value));
-      store(at, Arch::narrow_f16(__builtin_bit_cast(F32, bits)));
+      return Arch::narrow_f16(__builtin_bit_cast(F32, bits));
     }
+    static void write(std::uint16_t* at, F32 value) { store(at, narrow(value)); }
+    static void stream(std::uint16_t* at, F32 value) { Arch::stream(at, narrow(value)); }
   };
 
   /// Calls `body` with the codec of `dtype`, which must be held as S.
@@ -261,12 +278,12 @@ struct VectorKernels {
     const std::size_t tail = with_codec<S>(dtype, [=](auto codec) {
       auto* out = static_cast<typename decltype(codec)::Element*>(x);
       if (delta == nullptr) {
-        return sweep<kLanes<S>>(
-            n, [=](std::size_t i) { codec.write(out + i, load<Vector<S>>(w + i)); });
+        return sweep<kLanes<S>>(n,
+                                [=](std::size_t i) { codec.write(out + i, load_shared(w + i)); });
       }
       const Vector<S> factor = Vector<S>{} + scale;
       return sweep<kLanes<S>>(n, [=](std::size_t i) {
-        codec.write(out + i, load<Vector<S>>(w + i) - factor * load<Vector<S>>(delta + i));
+        codec.write(out + i, load_shared(w + i) - factor * load<Vector<S>>(delta + i));
       });
     });
     scalar::pull(dtype, w, delta, scale, x, tail, n);
@@ -319,19 +336,6 @@ struct VectorKernels {
         break;
     }
     return finite && scalar::all_finite(dtype, src, tail, n);
-  }
-
-  template <class S>
-  static constexpr StorageKernels<S> kFor = {
-      .widen = &widen<S>,
-      .delta = &delta<S>,
-      .apply = &apply<S>,
-      .apply_mean = &apply_mean<S>,
-      .pull = &pull<S>,
-  };
-
-  static constexpr KernelTable make_table(Isa isa) {
-    return {.isa = isa, .float32 = kFor<float>, .float64 = kFor<double>, .all_finite = &all_finite};
   }
 };
 

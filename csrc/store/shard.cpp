@@ -80,8 +80,12 @@ Result<BatchId> ShardView::read_chunk(ChunkIndex chunk, std::span<std::byte> out
     if (word.load(std::memory_order_relaxed) == before) return now.batch;
     if (retries != nullptr) ++*retries;
   }
-  return Status{StatusCode::kBusy,
-                fmt::format("chunk {} changed during each of {} reads", raw(chunk), max_tries)};
+  return busy(chunk);
+}
+
+Status ShardView::busy(ChunkIndex chunk) {
+  return {StatusCode::kBusy,
+          fmt::format("chunk {} changed during each of several reads", raw(chunk))};
 }
 
 Result<FreeUnits> FreeUnits::derive(const ShardView& shard) {

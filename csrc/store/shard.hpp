@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -68,9 +69,29 @@ class ShardView {
   /// `retries`, if given, is raised by the number of repetitions.
   [[nodiscard]] Result<BatchId> read_chunk(ChunkIndex chunk, std::span<std::byte> out,
                                            std::uint64_t* retries = nullptr,
-                                           int max_tries = 1000) const;
+                                           int max_tries = kMaxTries) const;
+
+  /// The same without a copy: calls `use(unit, again)` with the memory of `chunk`, which the server
+  /// may be updating, until it stood still during a call; `again` says that an earlier call was in
+  /// vain. What a call in vain has read is any mixture of batches.
+  template <class Use>
+  [[nodiscard]] Result<BatchId> read_in_place(ChunkIndex chunk, std::uint64_t& retries,
+                                              Use use) const {
+    const Word& word = entry(chunk);
+    for (int attempt = 0; attempt < kMaxTries; ++attempt) {
+      const std::uint64_t before = word.load(std::memory_order_acquire);  // pairs with P1
+      const auto now = ChunkEntry::unpack(before);
+      use(unit(now.unit), attempt > 0);
+      std::atomic_thread_fence(std::memory_order_acquire);  // pairs with P2
+      if (word.load(std::memory_order_relaxed) == before) return now.batch;
+      ++retries;
+    }
+    return busy(chunk);
+  }
 
  private:
+  static constexpr int kMaxTries = 1000;
+  static Status busy(ChunkIndex chunk);
   std::span<std::byte> bytes_;
 };
 

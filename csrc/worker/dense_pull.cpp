@@ -9,7 +9,7 @@
 #include "base/futex.hpp"
 #include "kernels/kernels.hpp"
 #include "server/gate.hpp"
-#include "worker/dense_stream.hpp"
+#include "worker/use_chunk.hpp"
 
 namespace psplus::worker {
 namespace {
@@ -100,8 +100,8 @@ Status DenseStream::request_cut() {
   return status;
 }
 
-void DenseStream::copy_out(std::span<const std::byte> values, ChunkIndex chunk,
-                           std::span<void* const> params, double local_scale) const {
+void DenseStream::copy_out(const std::byte* values, ChunkIndex chunk, std::span<void* const> params,
+                           double local_scale) const {
   const std::uint64_t begin = index(chunk) * layout_.chunk_bytes();
   const std::uint64_t end = begin + layout_.chunk_bytes();
   const auto [first, last] = layout_.params_of_chunk(chunk);
@@ -118,8 +118,7 @@ void DenseStream::copy_out(std::span<const std::byte> values, ChunkIndex chunk,
         static_cast<std::byte*>(params[i]) + (from - place.byte_offset) / scalar_bytes * own_bytes;
     const bool with_delta = local_scale != 0.0 && carried_[i] != 0;
     with_storage(place.storage, [&]<class S>(S) {
-      kernels::best().of<S>().pull(dtype,
-                                   reinterpret_cast<const S*>(values.data() + (from - begin)),
+      kernels::best().of<S>().pull(dtype, reinterpret_cast<const S*>(values + (from - begin)),
                                    with_delta ? reinterpret_cast<const S*>(slot + from) : nullptr,
                                    static_cast<S>(local_scale), x, (to - from) / scalar_bytes);
     });
@@ -129,21 +128,17 @@ void DenseStream::copy_out(std::span<const std::byte> values, ChunkIndex chunk,
 void DenseStream::copy_cut_out(std::span<void* const> params, double local_scale) const {
   const std::size_t chunk_bytes = layout_.chunk_bytes();
   for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c)
-    copy_out(pulls_.values(*cut_).subspan(c * chunk_bytes, chunk_bytes), ChunkIndex{c}, params,
-             local_scale);
+    copy_out(pulls_.values(*cut_).data() + c * chunk_bytes, ChunkIndex{c}, params, local_scale);
 }
 
 Status DenseStream::pull(std::span<void* const> params, double local_scale) {
   carried_.resize(layout_.params().size(), 0);
-  if (options_.pull == store::PullMode::kBuffered) {
-    copy_cut_out(params, local_scale);
-  } else {
-    std::vector<std::byte> copy(layout_.chunk_bytes());
-    for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c) {
-      const auto batch = shard_.read_chunk(ChunkIndex{c}, copy, &counters_.retries);
-      if (!batch.ok()) return batch.status();
-      copy_out(copy, ChunkIndex{c}, params, local_scale);
-    }
+  for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c) {
+    const ChunkIndex chunk{c};
+    const Status status = use_chunk(chunk, [&](const std::byte* values, bool /*again*/) {
+      copy_out(values, chunk, params, local_scale);
+    });
+    if (!status.ok()) return status;
   }
   counters_.bytes_pulled += layout_.value_bytes();
   return {};

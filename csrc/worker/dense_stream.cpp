@@ -85,7 +85,6 @@ Result<bool> DenseStream::wait_initialised() {
 
 void DenseStream::snapshot(std::span<const void* const> params) {
   before_.resize(layout_.value_bytes());
-  computed_on_ = seen_.foreign(session_->member());
   widen_into(params, before_);
 }
 
@@ -105,13 +104,11 @@ Result<std::int64_t> DenseStream::write_delta(std::span<const void* const> param
                                               std::span<const std::uint8_t> carried) {
   if (Status status = wait_for_slot(); !status.ok()) return status;
   const auto values = slots_.values(queue_.next());
-  const auto bitmap = slots_.bitmap(queue_.next());
-  std::fill(bitmap.begin(), bitmap.end(), 0);
   carried_.assign(carried.begin(), carried.end());
+  mark_carried();
   std::int64_t bad = -1;
   for (std::size_t i = 0; i < params.size(); ++i) {
     if (carried_[i] == 0) continue;
-    bitmap[i / 64] |= std::uint64_t{1} << (i % 64);
     const store::ParamPlace& place = layout_.places()[i];
     with_storage(place.storage, [&]<class S>(S) {
       const bool finite = kernels::best().of<S>().delta(
@@ -119,6 +116,17 @@ Result<std::int64_t> DenseStream::write_delta(std::span<const void* const> param
           params[i], reinterpret_cast<S*>(values.data() + place.byte_offset), place.scalar_count);
       if (!finite && bad < 0) bad = static_cast<std::int64_t>(i);
     });
+  }
+  return bad;
+}
+
+void DenseStream::mark_carried() {
+  const auto bitmap = slots_.bitmap(queue_.next());
+  std::fill(bitmap.begin(), bitmap.end(), 0);
+  for (std::size_t i = 0; i < carried_.size(); ++i) {
+    if (carried_[i] == 0) continue;
+    bitmap[i / 64] |= std::uint64_t{1} << (i % 64);
+    const store::ParamPlace& place = layout_.places()[i];
     counters_.bytes_pushed += place.scalar_count * storage_bytes(place.storage);
   }
   const bool all = std::all_of(carried_.begin(), carried_.end(), [](auto c) { return c != 0; });
@@ -130,7 +138,6 @@ Result<std::int64_t> DenseStream::write_delta(std::span<const void* const> param
     prepared_flags_ = store::kPushEmpty;
   else if (all)
     prepared_flags_ = store::kPushAllParams;
-  return bad;
 }
 
 Status DenseStream::write_nothing() {

@@ -9,6 +9,7 @@
 
 #include "base/ids.hpp"
 #include "base/status.hpp"
+#include "kernels/step.hpp"
 #include "store/layout.hpp"
 #include "store/mailbox.hpp"
 #include "store/shard.hpp"
@@ -27,6 +28,14 @@ struct StreamOptions {
   nanoseconds straggler_timeout = std::chrono::seconds{1800};
 };
 
+/// One parameter in a fused step: contiguous elements of the declared dtype.
+struct FusedParam {
+  const void* gradient = nullptr;  ///< null: not pushed; the parameter takes the servers' value
+  void* value = nullptr;
+  void* states[kernels::kMaxStates] = {};  ///< as many as rule.state_count()
+  kernels::StepRule rule;
+};
+
 /// What a worker knows when it has begun a snapshot.
 struct Observation {
   std::uint64_t observed = 0;           ///< foreign pushes between the last two snapshots
@@ -37,8 +46,11 @@ struct Observation {
   std::vector<double> rates;               ///< pushes a second by rank, 0 while unknown
 };
 
-/// One worker's end of a stream of dense parameters by the generic path: a snapshot of the
-/// parameters, whatever optimizer steps on them, and the difference as the push.
+/// One worker's end of a stream of dense parameters.
+///
+/// A step begins with begin_step(). By the generic path, snapshot() copies the parameters, whatever
+/// optimizer there is steps on them, and write_delta() makes the difference the push. By the fused
+/// path, fused_step() does all of it in one pass, and the pull too.
 ///
 /// Parameters are passed as pointers to contiguous elements of the declared dtype, in the order of
 /// the layout. Calls that wait follow the session's time-out rules.
@@ -61,11 +73,18 @@ class DenseStream {
   /// @return true when the servers hold somebody's values; false when this worker is the one that
   /// must publish_values() now (also because the one before it died).
   Result<bool> wait_initialised();
+  /// The step's gradients were computed on the last snapshot taken.
+  void begin_step() noexcept { computed_on_ = seen_.foreign(session_->member()); }
   void snapshot(std::span<const void* const> params);
   /// @return index of the first parameter with a difference that is not finite, -1 if there is
   /// none.
   Result<std::int64_t> write_delta(std::span<const void* const> params,
                                    std::span<const std::uint8_t> carried);
+  /// Waits until there is a slot for the step's push: write_delta() and fused_step() then do not.
+  Status wait_for_slot();
+  /// Steps on all parameters, writing the updates into the next push slot. With a `local_scale`
+  /// also parameter = W - local_scale * update; without one parameters stay as they are.
+  Status fused_step(std::span<const FusedParam> params, std::optional<double> local_scale);
   Status write_nothing();
   Status publish(double lambda);
   /// Waits until own step `steps() - lag` is applied, visible and released.
@@ -103,11 +122,15 @@ class DenseStream {
   /// Why a wait that began at `since` must end: server silent, or a peer silent or too slow.
   [[nodiscard]] Status still_hopeful(std::string_view what, TimePoint since) const;
   [[nodiscard]] std::string missing_workers(TimePoint since, bool& all_alive) const;
-  Status wait_for_slot();
   Status wait_applied();
   Status request_cut();
   Status publish_flags(std::uint32_t flags, double lambda);
-  void copy_out(std::span<const std::byte> values, ChunkIndex chunk, std::span<void* const> params,
+  /// Bitmap and flags of the push in the next slot, of what carried_ says.
+  void mark_carried();
+  /// Calls `use(values, again)` with chunk `chunk` of the snapshot at hand, see read_in_place().
+  template <class Use>
+  Status use_chunk(ChunkIndex chunk, Use use);
+  void copy_out(const std::byte* values, ChunkIndex chunk, std::span<void* const> params,
                 double local_scale) const;
   /// All chunks of the cut at hand.
   void copy_cut_out(std::span<void* const> params, double local_scale) const;
@@ -144,6 +167,7 @@ class DenseStream {
   std::optional<std::uint32_t> cut_;  ///< pull buffer that holds the snapshot at hand (buffered)
   std::optional<std::uint64_t> refreshed_at_;  ///< steps_ when that snapshot came from refresh()
 
+  std::vector<std::byte> copy_;       ///< of a chunk, where reading in place is not possible
   std::vector<std::byte> before_;     ///< parameters before the step, in the extent's addressing
   std::uint32_t prepared_flags_ = 0;  ///< of the push in the next slot
   std::vector<std::uint8_t> carried_;

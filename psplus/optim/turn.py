@@ -11,6 +11,7 @@ from psplus import _C
 from psplus.errors import ConfigError, Error
 from psplus.lr_scale import Policy, evaluate
 from psplus.optim.engine import Closure
+from psplus.optim.fused import FusedOptimizer, PreparedStep
 from psplus.optim.meter import StalenessMeter
 from psplus.optim.names import NamedParameter
 from psplus.optim.nonfinite import (
@@ -41,6 +42,7 @@ class TurnState:
         self.optimizer = optimizer
         self.parameters = list(parameters)
         self.tensors = [p.tensor for p in parameters]
+        self.fused = FusedOptimizer.of(optimizer, self.tensors)
         self.stream = stream
         self.policy = policy
         self.nonfinite: NonFinite = nonfinite
@@ -58,23 +60,37 @@ class StepTurn(Turn):
         self._state = state
         self._closure = closure
         self._carried: list[bool] = []
+        self._prepared: PreparedStep | None = None
         self.loss: Any = None
 
     @override
     def compute(self) -> None:
         state = self._state
+        state.stream.begin_step()
+        if self._closure is not None and state.fused is not None:
+            # These optimizers evaluate it once, before anything else.
+            with torch.enable_grad():
+                self.loss = self._closure()
+            self._closure = None
         if self._closure is None:
             bad = self._look_at_gradients()
             if bad is not None:
-                self._skip(f"the gradient of parameter {bad!r}", "nothing has been changed")
+                self._skip_for_gradient(bad)
                 return
+            if state.fused is not None:
+                self._prepared = state.fused.prepare()
+        if self._prepared is None:
+            self._compute_by_generic_path()
+
+    def _compute_by_generic_path(self) -> None:
+        state = self._state
         with record_function("psplus.step"):
             state.stream.snapshot(state.tensors)
             try:
                 self._run_inner_step()
             except NonFiniteGradientError as found:
                 self.loss = found.loss
-                self._skip(f"the gradient of parameter {found.name!r}", "nothing has been changed")
+                self._skip_for_gradient(found.name)
                 return
             index = state.stream.write_delta(state.tensors, self._carried)
         if index >= 0 and state.nonfinite != "allow":
@@ -86,6 +102,9 @@ class StepTurn(Turn):
 
     @override
     def publish(self, lam: float) -> None:
+        if self._prepared is not None:
+            with record_function("psplus.step"):
+                self._take_prepared().run(self._state.stream, None)
         with record_function("psplus.push"):
             self._state.stream.publish(lam)
 
@@ -120,13 +139,24 @@ class StepTurn(Turn):
 
     @override
     def pull(self, local_scale: float) -> None:
+        if self._prepared is not None:
+            with record_function("psplus.step"):
+                self._take_prepared().run(self._state.stream, local_scale)
+            return
         with record_function("psplus.pull"):
             self._state.stream.pull(self._state.tensors, local_scale)
+
+    def _take_prepared(self) -> PreparedStep:
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            raise Error("a step was taken twice")
+        return prepared
 
     def _run_inner_step(self) -> None:
         optimizer = self._state.optimizer
         if self._closure is None:
-            self.loss = optimizer.step()
+            loss = optimizer.step()
+            self.loss = self.loss if loss is None else loss
         else:
             self.loss = optimizer.step(CheckedClosure(self._closure, self._look_at_gradients))
 
@@ -141,6 +171,9 @@ class StepTurn(Turn):
                 )
         self._carried = [t.grad is not None for t in state.tensors]
         return None if state.nonfinite == "allow" else first_nonfinite(state.parameters)
+
+    def _skip_for_gradient(self, name: str) -> None:
+        self._skip(f"the gradient of parameter {name!r}", "nothing has been changed")
 
     def _skip(self, what: str, advice: str) -> None:
         state = self._state

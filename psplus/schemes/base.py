@@ -14,7 +14,8 @@ class Turn(Protocol):
     def compute(self) -> None:
         """Run the inner optimizer and write its update into the next push slot.
 
-        A step whose gradients are not finite writes an empty push instead.
+        Where a kernel can do it in one pass with the pull, it happens in pull() or publish(),
+        whichever comes first. A step whose gradients are not finite writes an empty push instead.
         """
 
     def publish(self, lam: float) -> None:
