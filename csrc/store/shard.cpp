@@ -80,12 +80,12 @@ Result<BatchId> ShardView::read_chunk(ChunkIndex chunk, std::span<std::byte> out
     if (word.load(std::memory_order_relaxed) == before) return now.batch;
     if (retries != nullptr) ++*retries;
   }
-  return busy(chunk);
+  return busy(chunk, max_tries);
 }
 
-Status ShardView::busy(ChunkIndex chunk) {
+Status ShardView::busy(ChunkIndex chunk, int tries) {
   return {StatusCode::kBusy,
-          fmt::format("chunk {} changed during each of several reads", raw(chunk))};
+          fmt::format("chunk {} changed during each of {} reads", raw(chunk), tries)};
 }
 
 Result<FreeUnits> FreeUnits::derive(const ShardView& shard) {

@@ -86,12 +86,12 @@ class ShardView {
       if (word.load(std::memory_order_relaxed) == before) return now.batch;
       ++retries;
     }
-    return busy(chunk);
+    return busy(chunk, kMaxTries);
   }
 
  private:
   static constexpr int kMaxTries = 1000;
-  static Status busy(ChunkIndex chunk);
+  static Status busy(ChunkIndex chunk, int tries);
   std::span<std::byte> bytes_;
 };
 
