@@ -78,6 +78,18 @@ def wrapped(optimizer: torch.optim.Optimizer, **options: Any) -> psplus.Distribu
     return psplus.wrap(optimizer, "ps+", **options)
 
 
+def with_new_gradients(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """A step whose gradients come from no backward pass, so that the check reads them all."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def step() -> None:
+        for p in parameters:
+            p.grad = p.grad.detach()
+        optimizer.step()
+
+    return step
+
+
 def bench_large(session: psplus.Session) -> None:
     """A few large parameters: bound by memory."""
     shapes = [ELEMENTS // 5] * 5
@@ -89,7 +101,11 @@ def bench_large(session: psplus.Session) -> None:
             "default": kind(make_parameters(shapes), **options),
             "fused=True": kind(make_parameters(shapes), fused=True, **options),
         }
-        medians = measure({side: o.step for side, o in optimizers.items()}, pause=0.1)
+        checked = wrapped(kind(make_parameters(shapes), **options), session=session)
+        optimizers["psplus, check of all gradients"] = checked
+        sides = {side: o.step for side, o in optimizers.items()}
+        sides["psplus, check of all gradients"] = with_new_gradients(checked)
+        medians = measure(sides, pause=0.1)
         report(f"{name} step, {ELEMENTS / 1e6:.0f} M parameters", medians)
         for optimizer in optimizers.values():
             if isinstance(optimizer, psplus.DistributedOptimizer):

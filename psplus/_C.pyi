@@ -15,9 +15,6 @@ def set_error_types(types: dict[str, type[Exception]]) -> None:
 def kernel_isa() -> str:
     """Name of the instruction set that the kernels use on this machine."""
 
-def all_finite(tensors: Sequence[Tensor]) -> int:
-    """Index of the first dense CPU tensor with a NaN or an infinity, -1 if there is none."""
-
 class SgdOptions:
     """Options of a fused step, as ``torch.optim.SGD`` names them."""
 
@@ -90,12 +87,30 @@ class FusedStep:
     @property
     def made(self) -> list[tuple[int, Tensor]]:
         """Momentum buffers that run() fills for the first time, by place of their parameter."""
-    def run(self, stream: DenseStream, local_scale: float | None) -> None:
+    def run(self, stream: DenseStream, local_scale: float | None) -> int:
         """Count the step, write updates into the next slot, and state.
 
         With a ``local_scale`` also parameter = W - local_scale * update; without one parameters
-        stay. Parameters in no group are not pushed, and take W.
+        stay. Parameters in no group are not pushed, and take W. Returns the place of the first
+        parameter whose update is not finite, -1 if all are.
         """
+
+class GradientWatch:
+    """Looks at gradients as backward passes accumulate them, while they are in cache.
+
+    Args:
+        params: Leaf tensors. A gradient that was made or changed without a backward pass is looked
+            at when it is asked for.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None: ...
+    def first_nonfinite(self) -> int:
+        """Place of the first parameter whose gradient has a NaN or an infinity, -1 if none does.
+
+        -2 when a gradient is not a dense CPU tensor of a dtype that the kernels know.
+        """
+    def stop(self) -> None:
+        """Look no more. Idempotent."""
 
 class Session:
     """This process's attachment to its host's server, which is started when none is there."""

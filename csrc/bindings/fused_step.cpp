@@ -80,7 +80,8 @@ bool FusedStep::add(const at::Tensor& param, StepGroup& group, std::size_t k) {
   return true;
 }
 
-Status FusedStep::run(worker::DenseStream& stream, std::optional<double> local_scale) {
+Result<std::int64_t> FusedStep::run(worker::DenseStream& stream,
+                                    std::optional<double> local_scale) {
   check_tensors(params_, stream.layout());
   if (Status status = stream.wait_for_slot(); !status.ok()) return status;
   for (StepGroup& group : groups_) {
@@ -95,13 +96,13 @@ Status FusedStep::run(worker::DenseStream& stream, std::optional<double> local_s
                      group.options);
     }
   }
-  const Status status = stream.fused_step(fused_, local_scale);
+  auto result = stream.fused_step(fused_, local_scale);
   if (local_scale)
     for (const at::Tensor& param : params_) param.unsafeGetTensorImpl()->bump_version();
   for (const StepGroup& group : groups_)
     for (const auto& column : group.states)
       for (const auto& state : column) state->unsafeGetTensorImpl()->bump_version();
-  return status;
+  return result;
 }
 
 void bind_fused_step(py::module_& module) {
@@ -144,12 +145,11 @@ void bind_fused_step(py::module_& module) {
       .def(
           "run",
           [](FusedStep& step, worker::DenseStream& stream, std::optional<double> local_scale) {
-            Status status;
-            {
+            auto result = [&] {
               const py::gil_scoped_release no_gil;
-              status = step.run(stream, local_scale);
-            }
-            throw_if_error(status);
+              return step.run(stream, local_scale);
+            }();
+            return value_or_throw(std::move(result));
           },
           py::arg("stream"), py::arg("local_scale"));
 }

@@ -39,7 +39,7 @@ class FusedStep {
                                             std::vector<StepGroup> groups);
 
   /// Waits for a slot, counts the steps and takes them. See DenseStream::fused_step.
-  Status run(worker::DenseStream& stream, std::optional<double> local_scale);
+  Result<std::int64_t> run(worker::DenseStream& stream, std::optional<double> local_scale);
   /// Momentum buffers that the step has made, with the places of their parameters.
   [[nodiscard]] const std::vector<std::pair<std::int64_t, at::Tensor>>& made() const noexcept {
     return made_;

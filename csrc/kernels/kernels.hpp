@@ -61,7 +61,8 @@ struct StorageKernels {
   void (*pull)(DType dtype, const S* w, const S* delta, S scale, void* x, std::size_t n);
 
   /// One step over n scalars of one parameter; see step.hpp. With n = 0 nothing.
-  void (*step)(DType dtype, const StepRule& rule, const StepRun<S>& run, std::size_t n);
+  /// @return whether every update is finite.
+  bool (*step)(DType dtype, const StepRule& rule, const StepRun<S>& run, std::size_t n);
 };
 
 /// All kernels for one instruction set.

@@ -35,8 +35,8 @@ void pull(DType dtype, const S* w, const S* delta, S scale, void* x, std::size_t
           std::size_t end);
 
 template <class S>
-void step(DType dtype, const StepRule& rule, const StepRun<S>& run, std::size_t begin,
-          std::size_t end);
+[[nodiscard]] bool step(DType dtype, const StepRule& rule, const StepRun<S>& run, std::size_t begin,
+                        std::size_t end);
 
 [[nodiscard]] bool all_finite(DType dtype, const void* src, std::size_t begin, std::size_t end);
 

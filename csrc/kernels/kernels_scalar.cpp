@@ -110,7 +110,7 @@ constexpr StorageKernels<S> kWholeSpan = {
     .pull = [](DType dtype, const S* w, const S* delta, S scale, void* x,
                std::size_t n) { scalar::pull(dtype, w, delta, scale, x, 0, n); },
     .step = [](DType dtype, const StepRule& rule, const StepRun<S>& run,
-               std::size_t n) { scalar::step(dtype, rule, run, 0, n); },
+               std::size_t n) { return scalar::step(dtype, rule, run, 0, n); },
 };
 
 }  // namespace

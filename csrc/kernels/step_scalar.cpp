@@ -20,15 +20,16 @@ struct Math {
 };
 
 template <StepKind kind, class S>
-void run(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t begin,
+bool run(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t begin,
          std::size_t end) {
   const StepConstants<S> c{rule};
   const std::size_t state_count = rule.state_count();
   const bool reads_parameter = rule.reads_parameter();
-  scalar::with_codec<S>(dtype, [&](auto codec) {
+  return scalar::with_codec<S>(dtype, [&](auto codec) {
     using Element = typename decltype(codec)::Element;
     const auto* gradient = static_cast<const Element*>(r.gradient);
     auto* parameter = static_cast<Element*>(r.parameter);
+    bool finite = true;
     for (std::size_t i = begin; i < end; ++i) {
       S g = codec.widen(gradient[i]);
       if (rule.maximize) g = -g;
@@ -42,10 +43,12 @@ void run(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t beg
         static_cast<Element*>(r.states[s])[i] = codec.narrow(states[s]);
       if (reads_parameter) update += c.decay * before;
       r.update[i] = update;
+      finite = finite && std::isfinite(update);
       if (r.w == nullptr) continue;
       const S w = *static_cast<const volatile S*>(r.w + i);  // others may be writing it
       parameter[i] = codec.narrow(w - r.local_scale * update);
     }
+    return finite;
   });
 }
 
@@ -54,7 +57,7 @@ void run(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t beg
 namespace scalar {
 
 template <class S>
-void step(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t begin,
+bool step(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t begin,
           std::size_t end) {
   switch (rule.kind) {
     case StepKind::sgd:
@@ -64,10 +67,11 @@ void step(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t be
     case StepKind::adagrad:
       return run<StepKind::adagrad>(dtype, rule, r, begin, end);
   }
+  return true;
 }
 
-template void step(DType, const StepRule&, const StepRun<float>&, std::size_t, std::size_t);
-template void step(DType, const StepRule&, const StepRun<double>&, std::size_t, std::size_t);
+template bool step(DType, const StepRule&, const StepRun<float>&, std::size_t, std::size_t);
+template bool step(DType, const StepRule&, const StepRun<double>&, std::size_t, std::size_t);
 
 }  // namespace scalar
 }  // namespace psplus::kernels

@@ -59,7 +59,7 @@ struct StepVectorKernels {
   }
 
   template <StepKind kind, bool streams, class Codec, class S>
-  static std::size_t run(const StepRule& rule, const StepRun<S>& r, std::size_t n) {
+  static std::size_t run(const StepRule& rule, const StepRun<S>& r, std::size_t n, bool& finite) {
     using Element = typename Codec::Element;
     const StepConstants<S> c{rule};
     const auto* gradient = static_cast<const Element*>(r.gradient);
@@ -69,6 +69,7 @@ struct StepVectorKernels {
     for (std::size_t s = 0; s < kStates; ++s) states[s] = static_cast<Element*>(r.states[s]);
     const std::size_t state_count = rule.state_count();
     const bool reads_parameter = rule.reads_parameter();
+    typename Kernels::template Bits<S> gathered = {};
     constexpr std::size_t kStep = kLanes<S>;
     std::size_t i = 0;
     for (; i + kStep <= n; i += kStep) {
@@ -90,6 +91,7 @@ struct StepVectorKernels {
         if (s < state_count) Codec::write(states[s] + i, values[s]);
       }
       if (reads_parameter) update += c.decay * before;
+      gathered |= __builtin_bit_cast(typename Kernels::template Bits<S>, update - update);
       put<streams>(r.update + i, update);
       if (r.w != nullptr) {
         put_parameter<streams, Codec, S>(parameter + i,
@@ -97,36 +99,39 @@ struct StepVectorKernels {
       }
     }
     if constexpr (streams) Arch::fence();
+    finite = Kernels::template no_nan<S>(gathered);
     return i;
   }
 
   template <StepKind kind, class S>
-  static std::size_t run_kind(DType dtype, const StepRule& rule, const StepRun<S>& r,
-                              std::size_t n) {
+  static std::size_t run_kind(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t n,
+                              bool& finite) {
     return Kernels::template with_codec<S>(dtype, [&](auto codec) {
       using Codec = decltype(codec);
       constexpr std::size_t kStored = kLanes<S> * sizeof(typename Codec::Element);
       const bool aligned = reinterpret_cast<std::uintptr_t>(r.parameter) % kStored == 0;
-      if (r.streams && aligned) return run<kind, true, Codec, S>(rule, r, n);
-      return run<kind, false, Codec, S>(rule, r, n);
+      if (r.streams && aligned) return run<kind, true, Codec, S>(rule, r, n, finite);
+      return run<kind, false, Codec, S>(rule, r, n, finite);
     });
   }
 
   template <class S>
-  static void step(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t n) {
+  static bool step(DType dtype, const StepRule& rule, const StepRun<S>& r, std::size_t n) {
     std::size_t tail = 0;
+    bool finite = true;
     switch (rule.kind) {
       case StepKind::sgd:
-        tail = run_kind<StepKind::sgd>(dtype, rule, r, n);
+        tail = run_kind<StepKind::sgd>(dtype, rule, r, n, finite);
         break;
       case StepKind::adam:
-        tail = run_kind<StepKind::adam>(dtype, rule, r, n);
+        tail = run_kind<StepKind::adam>(dtype, rule, r, n, finite);
         break;
       case StepKind::adagrad:
-        tail = run_kind<StepKind::adagrad>(dtype, rule, r, n);
+        tail = run_kind<StepKind::adagrad>(dtype, rule, r, n, finite);
         break;
     }
-    scalar::step(dtype, rule, r, tail, n);
+    const bool tail_finite = scalar::step(dtype, rule, r, tail, n);
+    return finite && tail_finite;
   }
 
   template <class S>

@@ -84,7 +84,9 @@ class DenseStream {
   Status wait_for_slot();
   /// Steps on all parameters, writing the updates into the next push slot. With a `local_scale`
   /// also parameter = W - local_scale * update; without one parameters stay as they are.
-  Status fused_step(std::span<const FusedParam> params, std::optional<double> local_scale);
+  /// @return as write_delta() does.
+  Result<std::int64_t> fused_step(std::span<const FusedParam> params,
+                                  std::optional<double> local_scale);
   Status write_nothing();
   Status publish(double lambda);
   /// Waits until own step `steps() - lag` is applied, visible and released.

@@ -33,19 +33,20 @@ struct Piece {
   std::size_t own_offset;  ///< bytes from the parameter's first element
 };
 
+/// @return whether the update is finite.
 template <class S>
-void step_piece(const FusedParam& param, DType dtype, const Piece& piece, S* update, const S* w,
+bool step_piece(const FusedParam& param, DType dtype, const Piece& piece, S* update, const S* w,
                 double local_scale, bool again, bool streams) {
   const auto& kernels = kernels::best().of<S>();
   const auto scale = static_cast<S>(local_scale);
   void* const value = piece.in(param.value);
   if (param.gradient == nullptr) {
     if (w != nullptr) kernels.pull(dtype, w, nullptr, scale, value, piece.scalars);
-    return;
+    return true;
   }
   if (again) {  // update and state are as they must be: only what was read has changed
     kernels.pull(dtype, w, update, scale, value, piece.scalars);
-    return;
+    return true;
   }
   kernels::StepRun<S> run{.gradient = piece.in(param.gradient),
                           .parameter = value,
@@ -54,18 +55,19 @@ void step_piece(const FusedParam& param, DType dtype, const Piece& piece, S* upd
                           .local_scale = scale,
                           .streams = streams};
   for (std::size_t s = 0; s < kernels::kMaxStates; ++s) run.states[s] = piece.in(param.states[s]);
-  kernels.step(dtype, param.rule, run, piece.scalars);
+  return kernels.step(dtype, param.rule, run, piece.scalars);
 }
 
 }  // namespace
 
-Status DenseStream::fused_step(std::span<const FusedParam> params,
-                               std::optional<double> local_scale) {
+Result<std::int64_t> DenseStream::fused_step(std::span<const FusedParam> params,
+                                             std::optional<double> local_scale) {
   if (Status status = wait_for_slot(); !status.ok()) return status;
   carried_.resize(params.size());
   for (std::size_t i = 0; i < params.size(); ++i) carried_[i] = params[i].gradient != nullptr;
   mark_carried();
   std::byte* const slot = slots_.values(queue_.next()).data();
+  std::int64_t bad = -1;
   const bool streams = layout_.value_bytes() >= kStreamingBytes;
   for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c) {
     const ChunkIndex chunk{c};
@@ -81,8 +83,10 @@ Status DenseStream::fused_step(std::span<const FusedParam> params,
           const S* const w = values == nullptr
                                  ? nullptr
                                  : reinterpret_cast<const S*>(values + (piece.from - begin));
-          step_piece(params[i], dtype, piece, reinterpret_cast<S*>(slot + piece.from), w,
-                     local_scale.value_or(0.0), again, streams);
+          const bool finite =
+              step_piece(params[i], dtype, piece, reinterpret_cast<S*>(slot + piece.from), w,
+                         local_scale.value_or(0.0), again, streams);
+          if (!finite && (bad < 0 || i < static_cast<std::uint32_t>(bad))) bad = i;
         });
       }
     };
@@ -93,7 +97,7 @@ Status DenseStream::fused_step(std::span<const FusedParam> params,
     }
   }
   if (local_scale) counters_.bytes_pulled += layout_.value_bytes();
-  return {};
+  return bad;
 }
 
 }  // namespace psplus::worker

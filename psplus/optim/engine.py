@@ -11,9 +11,9 @@ from psplus.errors import Error
 from psplus.optim.names import NamedParameter
 from psplus.optim.nonfinite import (
     CheckedClosure,
+    GradientCheck,
     NonFinite,
     NonFiniteGradientError,
-    first_nonfinite,
 )
 from psplus.optim.skipping import count_as_step, warn_of_skip
 from psplus.stats import Stats
@@ -73,6 +73,7 @@ class LocalEngine(Engine):
         self._optimizer = optimizer
         self._parameters = list(parameters)
         self._nonfinite: NonFinite = nonfinite
+        self._check = None if nonfinite == "allow" else GradientCheck(parameters)
         self._steps = 0
         self._skipped = 0
         self._closed = False
@@ -136,9 +137,13 @@ class LocalEngine(Engine):
         return loss
 
     def _first_nonfinite(self) -> str | None:
+        if self._check is None:
+            return None
         if self._optimizer_has_grown():
             self._parameters = _renumbered(self._optimizer, self._parameters)
-        return first_nonfinite(self._parameters)
+            self._check.stop()
+            self._check = GradientCheck(self._parameters)
+        return self._check.first_bad()
 
     def _optimizer_has_grown(self) -> bool:
         held = sum(len(group["params"]) for group in self._optimizer.param_groups)
@@ -165,6 +170,8 @@ class LocalEngine(Engine):
     @override
     def close(self, timeout: float) -> None:
         self._closed = True
+        if self._check is not None:
+            self._check.stop()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -165,9 +165,13 @@ class PreparedStep:
         self._optimizer = optimizer
         self._parameters = parameters
 
-    def run(self, stream: _C.DenseStream, local_scale: float | None) -> None:
-        """Step into the next push slot; pull too if there is a ``local_scale``."""
-        self._native.run(stream, local_scale)
+    def run(self, stream: _C.DenseStream, local_scale: float | None) -> int:
+        """Step into the next push slot; pull too if there is a ``local_scale``.
+
+        Returns the place of the first parameter whose update is not finite, -1 if all are.
+        """
+        bad = self._native.run(stream, local_scale)
         for place, buffer in self._native.made:
             self._optimizer.state[self._parameters[place]]["momentum_buffer"] = buffer
         count_as_step(self._optimizer)
+        return bad

@@ -7,15 +7,14 @@ import torch
 
 from psplus import _C
 from psplus.errors import ConfigError
-from psplus.optim.checks import DTYPES
 from psplus.optim.names import NamedParameter
 
 __all__ = [
     "CheckedClosure",
+    "GradientCheck",
     "NonFinite",
     "NonFiniteGradientError",
     "check_policy",
-    "first_nonfinite",
 ]
 
 NonFinite = Literal["skip", "raise", "allow"]
@@ -27,23 +26,41 @@ def check_policy(nonfinite: str) -> None:
         raise ConfigError(f"nonfinite must be 'skip', 'raise' or 'allow', got {nonfinite!r}")
 
 
-def first_nonfinite(parameters: Sequence[NamedParameter]) -> str | None:
-    """Name of the first parameter whose gradient has a NaN or an infinity."""
-    dense, names = [], []
-    for p in parameters:
-        grad = p.tensor.grad
-        if grad is None:
-            continue
-        if grad.layout is torch.strided and grad.device.type == "cpu" and grad.dtype in DTYPES:
-            dense.append(grad)
-            names.append(p.name)
-        elif not _is_finite(grad):
-            return p.name
-    bad = _C.all_finite(dense)
-    return names[bad] if bad >= 0 else None
+class GradientCheck:
+    """Finds gradients that are not finite.
+
+    Backward passes are watched, so that a gradient is looked at while it is in cache; one that was
+    made or changed otherwise is looked at when asked for.
+    """
+
+    def __init__(self, parameters: Sequence[NamedParameter]) -> None:
+        self._parameters = list(parameters)
+        self._watch = _C.GradientWatch([p.tensor for p in self._parameters])
+
+    def first_bad(self) -> str | None:
+        """Name of the first parameter whose gradient has a NaN or an infinity."""
+        place = self._watch.first_nonfinite()
+        if place == _UNREADABLE:
+            return next((p.name for p in self._parameters if not _is_finite(p.tensor.grad)), None)
+        return self._parameters[place].name if place >= 0 else None
+
+    def stop(self) -> None:
+        """Watch no more. Idempotent."""
+        self._watch.stop()
+
+    def __getstate__(self) -> list[NamedParameter]:
+        return self._parameters
+
+    def __setstate__(self, parameters: list[NamedParameter]) -> None:
+        GradientCheck.__init__(self, parameters)
 
 
-def _is_finite(grad: torch.Tensor) -> bool:
+_UNREADABLE = -2  # see _C.GradientWatch
+
+
+def _is_finite(grad: torch.Tensor | None) -> bool:
+    if grad is None:
+        return True
     values = grad.coalesce().values() if grad.layout is torch.sparse_coo else grad
     return bool(torch.isfinite(values).all())
 

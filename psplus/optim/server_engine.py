@@ -155,6 +155,8 @@ class ServerEngine(Engine):
         if not self._closed:
             check_process()
             self._closed = True
+            if self._state.check is not None:
+                self._state.check.stop()
             self._stream.close(timeout)
 
     def _take_values(self) -> None:

@@ -16,9 +16,9 @@ from psplus.optim.meter import StalenessMeter
 from psplus.optim.names import NamedParameter
 from psplus.optim.nonfinite import (
     CheckedClosure,
+    GradientCheck,
     NonFinite,
     NonFiniteGradientError,
-    first_nonfinite,
 )
 from psplus.optim.skipping import count_as_step, warn_of_skip
 from psplus.schemes.base import Turn
@@ -46,6 +46,7 @@ class TurnState:
         self.stream = stream
         self.policy = policy
         self.nonfinite: NonFinite = nonfinite
+        self.check = None if nonfinite == "allow" else GradientCheck(parameters)
         self.rank = rank
         self.steps = 0
         self.skipped = 0
@@ -92,19 +93,13 @@ class StepTurn(Turn):
                 self.loss = found.loss
                 self._skip_for_gradient(found.name)
                 return
-            index = state.stream.write_delta(state.tensors, self._carried)
-        if index >= 0 and state.nonfinite != "allow":
-            self._skip(
-                f"the update of parameter {state.parameters[index].name!r}",
-                "its gradient is, so look at the optimizer's state and learning rate; nothing has "
-                "been pushed, and pull() takes the servers' values",
-            )
+            bad = state.stream.write_delta(state.tensors, self._carried)
+        self._skipped_for_update(bad)
 
     @override
     def publish(self, lam: float) -> None:
         if self._prepared is not None:
-            with record_function("psplus.step"):
-                self._take_prepared().run(self._state.stream, None)
+            self._run_prepared(self._prepared, None)
         with record_function("psplus.push"):
             self._state.stream.publish(lam)
 
@@ -139,18 +134,28 @@ class StepTurn(Turn):
 
     @override
     def pull(self, local_scale: float) -> None:
-        if self._prepared is not None:
-            with record_function("psplus.step"):
-                self._take_prepared().run(self._state.stream, local_scale)
+        if self._prepared is not None and self._run_prepared(self._prepared, local_scale):
             return
         with record_function("psplus.pull"):
             self._state.stream.pull(self._state.tensors, local_scale)
 
-    def _take_prepared(self) -> PreparedStep:
-        prepared, self._prepared = self._prepared, None
-        if prepared is None:
-            raise Error("a step was taken twice")
-        return prepared
+    def _run_prepared(self, prepared: PreparedStep, local_scale: float | None) -> bool:
+        """Take a fused step; False when its update is not finite and will not be pushed."""
+        self._prepared = None
+        with record_function("psplus.step"):
+            bad = prepared.run(self._state.stream, local_scale)
+        return not self._skipped_for_update(bad)
+
+    def _skipped_for_update(self, place: int) -> bool:
+        """Skip the step if the update of the parameter at ``place``, -1 for none, forbids it."""
+        if place < 0 or self._state.nonfinite == "allow":
+            return False
+        self._skip(
+            f"the update of parameter {self._state.parameters[place].name!r}",
+            "its gradient is, so look at the optimizer's state and learning rate; nothing has "
+            "been pushed, and pull() takes the servers' values",
+        )
+        return True
 
     def _run_inner_step(self) -> None:
         optimizer = self._state.optimizer
@@ -170,7 +175,7 @@ class StepTurn(Turn):
                     "push; build the module with sparse=False, or train with one worker"
                 )
         self._carried = [t.grad is not None for t in state.tensors]
-        return None if state.nonfinite == "allow" else first_nonfinite(state.parameters)
+        return None if state.check is None else state.check.first_bad()
 
     def _skip_for_gradient(self, name: str) -> None:
         self._skip(f"the gradient of parameter {name!r}", "nothing has been changed")
