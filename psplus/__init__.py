@@ -21,6 +21,7 @@ from psplus.errors import (  # noqa: E402
     PeerLost,
     TimeoutError,  # noqa: A004
 )
+from psplus.launcher import launch  # noqa: E402
 from psplus.optim import DistributedOptimizer, wrap  # noqa: E402
 from psplus.session import Session, connect  # noqa: E402
 from psplus.staleness import Staleness  # noqa: E402
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "connect",
     "errors",
+    "launch",
     "lr_scale",
     "schemes",
     "wrap",
