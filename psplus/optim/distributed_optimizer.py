@@ -157,8 +157,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Give all workers the same parameters: every push made so far is in them.
 
         Collective over the workers that have not closed: the n-th calls match, and a worker that
-        closes or dies counts as arrived. Buffers, such as BatchNorm's, stay each worker's own in
-        this version; only their initial values are shared.
+        closes or dies counts as arrived. Buffers of the model become the mean over all workers,
+        integer ones rank 0's.
         """
         self._engine.synchronize()
 
@@ -167,7 +167,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Inside the block the parameters are one state of the servers between two batches.
 
         It includes this worker's own pushes. Not collective, so rank 0 may evaluate alone; the
-        worker's own parameters are back after the block. Buffers stay its own in this version.
+        worker's own parameters are back after the block. Likewise buffers, which are the workers'
+        mean inside it.
         """
         with self._engine.evaluation():
             yield

@@ -10,6 +10,7 @@ from psplus.lr_scale import Policy
 from psplus.optim import guard
 from psplus.optim import nonfinite as nonfinite_policy
 from psplus.optim.blob import describe
+from psplus.optim.buffers import SharedBuffers, declare, find_buffers
 from psplus.optim.checks import (
     DTYPES,
     check_for_server,
@@ -61,7 +62,9 @@ def wrap(
         optimizer: Any optimizer that behaves like those of ``torch.optim``, over dense CPU
             parameters of dtype float32, float64, bfloat16, float16, complex64 or complex128.
         scheme: ``"bsp"``, ``"ssp"``, ``"asp"``, ``"ps+"``, or an object of `psplus.schemes`.
-        model: Gives parameters their names, and its buffers their initial values.
+        model: Gives parameters their names. Its buffers, such as BatchNorm's, are shared too: in
+            `synchronize()` and `evaluation()` they are the mean over all workers (integers: rank
+            0's), in between each worker goes on with its own.
         named_parameters: Names instead of the model's. With neither they are ``group.index``.
         session: From `connect()`; by default a server is used when there are several workers.
         staleness_bound: Steps that a worker may be ahead of the slowest (``"ssp"``, ``"ps+"``).
@@ -119,9 +122,32 @@ def wrap(
         timeout=timeout,
         straggler_timeout=straggler_timeout,
     )
+    buffers = find_buffers(model)
+
+    def open_buffers() -> SharedBuffers | None:
+        if not buffers:
+            return None
+        own_stream = native.open_stream(
+            ordinal=session.next_ordinal(),
+            mode=resolved.mode,
+            bound=None,
+            buffered=False,
+            params=declare(buffers),
+            blob=None,
+            timeout=timeout,
+            straggler_timeout=straggler_timeout,
+        )
+        return SharedBuffers(own_stream, buffers)
+
     state = TurnState(optimizer, parameters, stream, resolved.policy, nonfinite, job.rank)
     engine = ServerEngine(
-        native, state, resolved, session.came_late(ordinal, stream), outside_writes, model
+        native,
+        state,
+        resolved,
+        session.came_late(ordinal, stream),
+        outside_writes,
+        model,
+        open_buffers,
     )
     return DistributedOptimizer(optimizer, engine)
 

@@ -1,7 +1,7 @@
 """An optimizer whose parameters live on servers."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from typing_extensions import override
 from psplus import _C
 from psplus.errors import ConfigError, Error
 from psplus.optim.blob import adopt
+from psplus.optim.buffers import SharedBuffers
 from psplus.optim.engine import Closure, Engine
 from psplus.optim.guard import OutsideWrites, WriteGuard
 from psplus.optim.turn import StepTurn, TurnState
@@ -39,6 +40,7 @@ class ServerEngine(Engine):
         came_late: bool,
         outside_writes: OutsideWrites,
         model: torch.nn.Module | None,
+        open_buffers: Callable[[], SharedBuffers | None],
     ) -> None:
         self._session = session
         self._state = state
@@ -48,6 +50,7 @@ class ServerEngine(Engine):
         self._evaluating = False
         self._closed = False
         self._start(model, came_late)
+        self._buffers = open_buffers()
         self._guard = WriteGuard(state.parameters)
 
     def _start(self, model: torch.nn.Module | None, came_late: bool) -> None:
@@ -106,6 +109,8 @@ class ServerEngine(Engine):
         self._check_outside_writes()
         turn = StepTurn(self._state, closure)
         self._scheme.step(turn)
+        if self._buffers is not None:
+            self._buffers.push(self._stream.peek().num_workers)
         self._state.steps += 1
         self._guard.record()
         return turn.loss
@@ -114,10 +119,18 @@ class ServerEngine(Engine):
     def synchronize(self) -> None:
         self._check_ready("synchronize()")
         self._check_outside_writes()
+        buffers = self._buffers
         self._stream.refresh()  # own pushes are in before the others read
+        if buffers is not None:
+            buffers.flush()
         self._stream.barrier()
         self._take_values()
+        if buffers is not None and self._session.rank == 0:
+            buffers.publish_integers()
         self._stream.barrier()
+        if buffers is not None:
+            buffers.pull()
+            self._stream.barrier()  # nobody moves them before all have read
 
     @contextmanager
     @override
@@ -128,14 +141,19 @@ class ServerEngine(Engine):
         found = self._guard.find()
         with torch.no_grad():
             own = [t.detach().clone() for t in tensors]
+        own_buffers = [] if self._buffers is None else self._buffers.copies()
         self._evaluating = True
         try:
             self._stream.pull_cut(tensors)
+            if self._buffers is not None:
+                self._buffers.pull_cut()
             yield
         finally:
             with torch.no_grad():
                 for tensor, value in zip(tensors, own, strict=True):
                     tensor.copy_(value)
+            if self._buffers is not None:
+                self._buffers.restore(own_buffers)
             self._evaluating = False
             self._guard.record(found)
 
@@ -148,6 +166,8 @@ class ServerEngine(Engine):
     def publish(self) -> None:
         self._check_ready("publish()")
         self._stream.publish_values(self._state.tensors)
+        if self._buffers is not None:
+            self._buffers.publish()
         self._guard.record()
 
     @override
@@ -157,6 +177,8 @@ class ServerEngine(Engine):
             self._closed = True
             if self._state.check is not None:
                 self._state.check.stop()
+            if self._buffers is not None:
+                self._buffers.close(timeout)
             self._stream.close(timeout)
 
     def _take_values(self) -> None:
