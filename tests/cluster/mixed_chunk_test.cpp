@@ -10,6 +10,7 @@
 #include <sched.h>
 
 #include "job.hpp"
+#include "kernels/kernels.hpp"
 #include "kernels/relaxed_copy.hpp"
 #include "worker/dense_stream.hpp"
 
@@ -69,7 +70,14 @@ int run_reader(const JobDirectory& job, std::uint32_t reader, Board& board) {
   std::uint64_t retries = 0;
   for (std::uint64_t read = 0; read < kReadsEach; ++read) {
     const ChunkIndex chunk{static_cast<std::uint32_t>(read % kChunks)};
-    const BatchId batch = require(shard.read_chunk(chunk, bytes, &retries));
+    // By a copy made of atomic words, or in place by the vector reads of the pull kernel.
+    const BatchId batch =
+        read / kChunks % 2 == 0
+            ? require(shard.read_chunk(chunk, bytes, &retries))
+            : require(shard.read_in_place(chunk, retries, [&](const std::byte* unit, bool) {
+                kernels::best().float32.pull(DType::float32, reinterpret_cast<const float*>(unit),
+                                             nullptr, 0.0F, values, kPerChunk);
+              }));
     if (!all_equal(values)) return 5;
     if (raw(batch) < last[index(chunk)]) return 6;  // versions go up
     if (raw(batch) != last[index(chunk)]) ++board.batches_seen[reader];

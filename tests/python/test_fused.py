@@ -261,3 +261,42 @@ def test_a_parameter_keeps_its_dtype(workers: Workers) -> None:
     assert "0.weight" in message
     assert "float32" in message
     assert "float64" in message
+
+
+def add_integers(scheme: str, pull: str) -> dict[str, Any]:
+    """Updates are integers, multiples of the number of workers: every sum is exact."""
+    rank = psplus.config.read().rank
+    parameter = torch.nn.Parameter(torch.zeros(3_000_000))  # past the caches
+    ends: list[torch.Tensor] = []
+    optimizer = psplus.wrap(
+        torch.optim.SGD([parameter], lr=2.0), scheme, lr_scale="constant", pull=pull
+    )
+    with Counted() as counted:
+        for _ in range(INTEGER_STEPS):
+            parameter.grad = torch.full_like(parameter, float(rank + 1))
+            optimizer.step()
+            ends.append(parameter.detach()[[0, 1_500_000, -1]])
+    optimizer.synchronize()
+    value = parameter.detach()
+    found = {
+        "same": bool((value == value[0]).all()),
+        "value": value[0].item(),
+        "fused": counted.fused,
+        "whole": all(float(e) == int(e) for end in ends for e in end),
+    }
+    optimizer.close()
+    return found
+
+
+INTEGER_STEPS = 60
+
+
+@pytest.mark.parametrize(
+    ("scheme", "pull"), [("ps+", "mapped"), ("ps+", "buffered"), ("asp", "mapped")]
+)
+def test_two_workers_lose_nothing(workers: Workers, scheme: str, pull: str) -> None:
+    for found in workers(add_integers, 2, scheme=scheme, pull=pull):
+        assert found["fused"] == INTEGER_STEPS
+        assert found["whole"]
+        assert found["same"]
+        assert found["value"] == -INTEGER_STEPS * (1.0 + 2.0)
