@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from psplus import _C
+from psplus import _C, _compat
 from psplus.errors import ConfigError, Error
 from psplus.optim.blob import adopt
 from psplus.optim.buffers import SharedBuffers
@@ -107,6 +107,10 @@ class ServerEngine(Engine):
         self._check_ready("step()")
         self._check_groups()
         self._check_outside_writes()
+        if not self._state.optimizer.state and _compat.is_called_to_make_state():
+            self._state.optimizer.step()
+            self._guard.record()
+            return None
         turn = StepTurn(self._state, closure)
         self._scheme.step(turn)
         if self._buffers is not None:
