@@ -232,6 +232,80 @@ def c37_different_branches(rank: int) -> dict[str, Any]:
     return values_of(model)
 
 
+def c40_batch_norm_agrees_after_synchronize(rank: int) -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+    optimizer = psplus.wrap(sgd(model), "ps+", model=model)
+    for step in range(30):
+        gradients_at(model, rank, step)
+        optimizer.step()
+    optimizer.synchronize()
+    assert model[1].num_batches_tracked.dtype == torch.int64
+    assert model[1].num_batches_tracked.item() == 30
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    batch = torch.arange(24.0).reshape(4, 6)
+    output = model.eval()(batch).detach()
+    twin = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 3)).eval()
+    twin.load_state_dict(saved)
+    assert torch.equal(twin(batch), output)
+    optimizer.close()
+    return {"output": output, **saved}
+
+
+def c41_torch_compile(rank: int) -> dict[str, Any]:
+    model, twin = make_model(), make_model()
+    optimizer = psplus.wrap(sgd(model), "bsp", model=model)
+    plain = sgd(twin)
+
+    @torch.compile(backend="aot_eager")
+    def forward_and_backward(step: int) -> None:
+        loss_at(model, 0, step).backward()
+
+    compiled = torch.compile(model, backend="aot_eager")
+    for step in range(6):
+        for net, opt in ((model, optimizer), (twin, plain)):
+            opt.zero_grad()
+            if net is twin:
+                loss_at(twin, 0, step).backward()
+            elif step % 2:
+                forward_and_backward(step)
+            else:
+                loss_at(compiled, 0, step).backward()
+            opt.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
+    optimizer.synchronize()
+    assert optimizer.step_vector.tolist() == [6, 6]
+    optimizer.close()
+    return values_of(model)
+
+
+def c79_state_dict_on_one_rank(rank: int) -> dict[str, Any]:
+    model = make_model()
+    optimizer = psplus.wrap(sgd(model, momentum=0.9), "bsp", model=model)
+    gradients_at(model, 0, 0)
+    optimizer.step()
+    if rank == 0:
+        assert len(optimizer.state_dict()["state"]) == 4
+    optimizer.synchronize()
+    optimizer.close()
+    return values_of(model)
+
+
+def c80_no_traffic_while_accumulating(rank: int) -> dict[str, Any]:
+    model = make_model()
+    optimizer = psplus.wrap(sgd(model), "ps+", model=model)
+    before = optimizer.stats
+    for step in range(40):
+        loss_at(model, rank, step).backward()
+    assert optimizer.stats.bytes_pushed == before.bytes_pushed
+    assert optimizer.stats.bytes_pulled == before.bytes_pulled
+    optimizer.step()
+    assert optimizer.stats.pushes == 1
+    optimizer.synchronize()
+    optimizer.close()
+    return values_of(model)
+
+
 def c62_nan_gradients(rank: int) -> dict[str, Any]:
     model = make_model()
     optimizer = psplus.wrap(sgd(model), "asp", model=model)
