@@ -51,7 +51,7 @@ struct ReduceTerms {
   std::size_t count;           ///< at least 1
 };
 
-/// Writes n reduced elements to `dst`, which overlaps no source.
+/// Writes n reduced elements to `dst`, which is one of the sources or overlaps none.
 using ReduceFunction = void (*)(void* dst, const ReduceTerms& terms, std::size_t n);
 
 /// Bytes of one element. Throws std::invalid_argument when `element` is none of the enumerators.
