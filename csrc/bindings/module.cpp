@@ -35,6 +35,7 @@ PYBIND11_MODULE(_C, module) {
   bindings::bind_errors(module);
   bindings::bind_session(module);
   bindings::bind_dense_stream(module);
+  bindings::bind_process_group(module);
   module.def("kernel_isa", [] { return std::string{kernels::name(kernels::best_isa())}; });
   module.def("all_finite", &bindings::first_not_finite, py::arg("tensors"));
 }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "base/ids.hpp"
@@ -63,5 +64,11 @@ Status scatter(Group& group, Rank root, std::span<const void* const> ins, void* 
 
 /// Returns when all ranks have called it.
 Status barrier(Group& group, Deadline deadline);
+
+/// A barrier for finding out who is missing: rank 0 learns which ranks have not come by the
+/// deadline, and lets nobody go then. Beside the other collectives, whose order it does not depend
+/// on; it aborts nothing. `wait_all` looks for all missing ranks, else for the first.
+/// @return on rank 0 the missing ranks; elsewhere rank 0 when it did not answer.
+std::vector<Rank> monitored_barrier(Group& group, bool wait_all, Deadline deadline);
 
 }  // namespace psplus::collectives

@@ -169,6 +169,16 @@ bool Group::spin_for(const std::atomic<std::uint64_t>& word, std::uint64_t targe
   return false;
 }
 
+bool Group::watch(Rank peer, const std::atomic<std::uint64_t>& word, std::uint64_t target,
+                  Deadline deadline) const {
+  WakeWord& bell = memory_.words(index(peer)).changed;
+  const auto reached = [&] { return word.load(std::memory_order_acquire) >= target; };
+  for (;;) {
+    if (wait_until(bell, deadline.at_most(kLivenessInterval), reached)) return true;
+    if (deadline.passed() || why_lost(peer) || !status().ok()) return reached();
+  }
+}
+
 Status Group::await_slowly(Rank peer, const std::atomic<std::uint64_t>& word, std::uint64_t target,
                            std::string_view call, Deadline deadline) {
   if (spin_for(word, target)) return {};

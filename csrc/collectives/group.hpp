@@ -62,6 +62,10 @@ class Group {
     return await_slowly(peer, word, target, call, deadline);
   }
 
+  /// The same wait without consequences: false when `peer` did not get there.
+  [[nodiscard]] bool watch(Rank peer, const std::atomic<std::uint64_t>& word, std::uint64_t target,
+                           Deadline deadline) const;
+
   /// Sets one of this rank's words and wakes whoever waits for it.
   void announce(std::atomic<std::uint64_t>& word, std::uint64_t value) noexcept {
     word.store(value, std::memory_order_release);

@@ -31,7 +31,8 @@ enum class Tag : std::int32_t {};
 ///
 /// Thread safety: all methods from any thread. Completions run on the caller's thread (before
 /// `send` or `receive` returns, when nothing has to be waited for) or on the thread of this class,
-/// which exists from the first request on that cannot complete at once. They must not call back.
+/// which exists from the first request on that cannot complete at once. They may make new
+/// requests, and must not wait.
 class Messages {
  public:
   /// Gets ok and the sender's rank, or kTimeout, kPeerLost, kConfig (a message of another size) or
@@ -56,6 +57,11 @@ class Messages {
 
   /// Completes what is open with kClosed and ends the thread. Idempotent.
   void shutdown() noexcept;
+
+  /// In a forked child the thread does not exist and must not be waited for.
+  void forget() noexcept {
+    if (thread_.joinable()) thread_.detach();
+  }
 
  private:
   struct Send {

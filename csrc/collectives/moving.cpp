@@ -176,4 +176,23 @@ Status barrier(Group& group, Deadline deadline) {
   return {};
 }
 
+std::vector<Rank> monitored_barrier(Group& group, bool wait_all, Deadline deadline) {
+  const std::uint64_t turn = ++group.monitored;
+  group.announce(group.own().monitored, turn);
+  const GroupMemory& memory = group.memory();
+  if (group.rank() != Rank{0}) {
+    const bool answered = group.watch(Rank{0}, memory.words(0).let_go, turn, deadline);
+    return answered ? std::vector<Rank>{} : std::vector{Rank{0}};
+  }
+  std::vector<Rank> missing;
+  for (std::size_t peer = 1; peer < group.size(); ++peer) {
+    const auto rank = static_cast<Rank>(peer);
+    if (group.watch(rank, memory.words(peer).monitored, turn, deadline)) continue;
+    missing.push_back(rank);
+    if (!wait_all) break;
+  }
+  if (missing.empty()) group.announce(group.own().let_go, turn);
+  return missing;
+}
+
 }  // namespace psplus::collectives

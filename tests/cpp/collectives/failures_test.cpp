@@ -144,6 +144,18 @@ TEST(Failures, ARankThatEndsAfterItsLastCallIsNotMissed) {
   }
 }
 
+TEST(Failures, AMonitoredBarrierNamesWhoIsMissingAndHarmsNothing) {
+  run_ranks(4, [](Group& group) {
+    EXPECT_TRUE(monitored_barrier(group, true, patience()).empty());
+    if (raw(group.rank()) % 2 == 0) {
+      const auto missing = monitored_barrier(group, true, Deadline::after(kShort));
+      EXPECT_EQ(missing,
+                (group.rank() == Rank{0} ? std::vector{Rank{1}, Rank{3}} : std::vector{Rank{0}}));
+    }
+    EXPECT_OK(sum(group, 10, patience()));
+  });
+}
+
 TEST(Failures, MemoryOfAnotherGroupIsRefused) {
   auto segment = Group::create_segment(2, Nonce{7, 7});
   ASSERT_OK(segment);
