@@ -29,8 +29,8 @@ def ranks(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> str:
-    return str(tmp_path / "store")
+def store(clean_job: Path) -> str:
+    return str(clean_job / "store")
 
 
 def begin(store: str, seconds: float = 60.0, host: str | None = None) -> tuple[int, int]:
@@ -286,9 +286,9 @@ def test_ranks_on_different_hosts_use_gloo(workers: Callable[..., Any], store: s
 
 def small(store: str) -> bool:
     rank, size = begin(store)
-    check_layouts_free = values(rank, 1000)
-    dist.all_reduce(check_layouts_free)
-    same(check_layouts_free, sum(values(r, 1000) for r in range(size)))
+    total = values(rank, 1000)
+    dist.all_reduce(total)
+    same(total, sum(values(r, 1000) for r in range(size)))
     outs = [torch.zeros(5) for _ in range(size)]
     dist.all_gather(outs, values(rank, 5))
     same(outs[1], values(1, 5))
