@@ -20,6 +20,7 @@ endforeach()
 
 Python_add_library(_C MODULE WITH_SOABI)
 add_subdirectory(csrc/bindings)
+add_subdirectory(csrc/c10d)
 # First of all include directories: torch's own pybind11 is the only one whose types torch knows.
 target_include_directories(_C SYSTEM BEFORE PRIVATE ${TORCH_INCLUDE_DIRS})
 target_compile_options(_C PRIVATE -Wconversion)

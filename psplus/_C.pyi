@@ -5,9 +5,11 @@ Every call that waits releases the GIL, has a time-out in seconds of silence, an
 ``psplus.Error`` (the classes handed over by ``set_error_types``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 from torch import Tensor
+from torch.distributed import Backend, Store
 
 def set_error_types(types: dict[str, type[Exception]]) -> None:
     """Hand over the exception classes: keys error, timeout, peer_lost, layout_mismatch, config."""
@@ -274,3 +276,27 @@ class DenseStream:
         """Gate counter of each rank now."""
     def close(self, timeout: float = 5.0) -> None:
         """Leave the gates of this stream once the published pushes are in. Idempotent."""
+
+class ProcessGroupPSPlus(Backend):
+    """The backend behind ``init_process_group("psplus")``."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        host_id: str,
+        global_ranks: Sequence[int],
+        make_gloo: Callable[[], Backend],
+        make_nccl: Callable[[], Backend | None],
+    ) -> None:
+        """Meet the other ranks through ``store``, whose keys are this group's own.
+
+        Ranks with equal ``host_id`` share memory if they can open it. ``make_gloo`` is called on
+        all ranks when some are elsewhere, ``make_nccl`` with the first CUDA tensor.
+        """
+    @property
+    def shares_memory(self) -> bool:
+        """Whether CPU tensors travel through shared memory."""

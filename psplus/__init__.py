@@ -10,7 +10,8 @@ from psplus._build_info import TORCH_VERSION
 
 _compat.check_torch(TORCH_VERSION)
 
-from psplus import _C, errors, lr_scale, schemes  # noqa: E402 - only after the check of torch
+import _psplus_entry  # noqa: E402 - only after the check of torch
+from psplus import _C, errors, lr_scale, schemes  # noqa: E402
 from psplus._version import __version__  # noqa: E402
 from psplus.errors import (  # noqa: E402
     AuthenticationError,
@@ -57,3 +58,5 @@ _C.set_error_types(
         "config": ConfigError,
     }
 )
+
+_psplus_entry.register()

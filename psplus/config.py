@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from psplus.errors import ConfigError
 
-__all__ = ["JobConfig", "job_directory", "read", "server_path"]
+__all__ = ["JobConfig", "host_id", "job_directory", "read", "server_path"]
 
 _MAX_SOCKET_PATH = 107  # sun_path holds 108 bytes, the last one NUL
 _SOCKET_NAME = "/server.sock"
@@ -63,7 +63,7 @@ def read() -> JobConfig:
             f"{world_size} workers have nothing in common to find each other by: start them with "
             "torchrun, or set MASTER_ADDR and MASTER_PORT, or PSPLUS_JOB, to the same on each"
         )
-    return JobConfig(rank=rank, world_size=world_size, job=job, host=_host())
+    return JobConfig(rank=rank, world_size=world_size, job=job, host=host_id())
 
 
 def job_directory(config: JobConfig) -> str:
@@ -102,6 +102,21 @@ def server_path() -> str:
         fix = "correct PSPLUS_SERVER" if named else "build psplus, or set PSPLUS_SERVER"
         raise ConfigError(f"no server executable at {path}; {fix}")
     return str(path)
+
+
+def host_id() -> str:
+    """What workers of one host have in common: ``PSPLUS_HOST_ID``, else the kernel's boot id.
+
+    Raises:
+        ConfigError: If neither can be read.
+    """
+    named = os.environ.get("PSPLUS_HOST_ID")
+    if named:
+        return named
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read {_BOOT_ID} ({error}); set PSPLUS_HOST_ID") from error
 
 
 def _refuse_several_hosts() -> None:
@@ -146,16 +161,6 @@ def _job() -> str:
     variables = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     values = [os.environ.get(variable, "") for variable in variables]
     return "\n".join(values) if any(values) else ""
-
-
-def _host() -> str:
-    named = os.environ.get("PSPLUS_HOST_ID")
-    if named:
-        return named
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise ConfigError(f"cannot read {_BOOT_ID} ({error}); set PSPLUS_HOST_ID") from error
 
 
 def _make_private(path: Path) -> None:

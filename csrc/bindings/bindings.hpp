@@ -16,6 +16,7 @@ void bind_session(pybind11::module_& module);
 void bind_dense_stream(pybind11::module_& module);
 void bind_fused_step(pybind11::module_& module);
 void bind_gradient_watch(pybind11::module_& module);
+void bind_process_group(pybind11::module_& module);
 
 [[nodiscard]] inline nanoseconds to_duration(double seconds) {
   constexpr double kLongest = 1e9;  // thirty years; beyond that nanoseconds overflow

@@ -14,5 +14,6 @@ PYBIND11_MODULE(_C, module) {
   bindings::bind_dense_stream(module);
   bindings::bind_fused_step(module);
   bindings::bind_gradient_watch(module);
+  bindings::bind_process_group(module);
   module.def("kernel_isa", [] { return std::string{kernels::name(kernels::best_isa())}; });
 }

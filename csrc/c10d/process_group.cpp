@@ -1,0 +1,287 @@
+// Life cycle, submission, coalescing, sends and receives.
+
+#include "c10d/process_group.hpp"
+
+#include <utility>
+
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "c10d/buffers.hpp"
+#include "c10d/rendezvous.hpp"
+
+namespace psplus::pg {
+namespace {
+
+using c10d::OpType;
+
+constexpr std::chrono::seconds kPatienceAtShutdown{5};
+
+template <class T>
+T value_or_throw(Result<T> result) {
+  throw_if_failed(result.status());
+  return std::move(result).value();
+}
+
+const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* call) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "psplus ", call, " takes one tensor, got ",
+                    tensors.size());
+  return tensors.front();
+}
+
+}  // namespace
+
+ProcessGroupPSPlus::ProcessGroupPSPlus(Setup setup)
+    : Backend(setup.rank, setup.size),
+      global_ranks_(std::move(setup.global_ranks)),
+      owner_(::getpid()),
+      make_nccl_(std::move(setup.make_nccl)),
+      timeout_(setup.timeout) {
+  auto joined = value_or_throw(join_host(*setup.store, setup.rank, setup.size, setup.host_id,
+                                         Deadline::after(setup.timeout)));
+  if (joined)
+    host_ = std::make_shared<Host>(std::move(joined));
+  else
+    gloo_ = setup.make_gloo();
+  init();
+}
+
+ProcessGroupPSPlus::~ProcessGroupPSPlus() {
+  if (::getpid() != owner_) {  // a forked child has neither the threads nor a place in the group
+    executor_.forget();
+    if (host_) {
+      host_->messages.forget();
+      (void)new std::shared_ptr<Host>{std::move(host_)};
+    }
+    return;
+  }
+  try {
+    shutdown();
+  } catch (const std::exception& error) {
+    TORCH_WARN("psplus: a process group did not shut down cleanly: ", error.what());
+  }
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupPSPlus::getBackendOptions() {
+  const std::lock_guard lock{mutex_};
+  auto options = c10::make_intrusive<Options>("psplus", timeout_);
+  options->group_name = getGroupUid();
+  options->global_ranks_in_group = global_ranks_;
+  return options;
+}
+
+void ProcessGroupPSPlus::setTimeout(std::chrono::milliseconds timeout) {
+  const std::lock_guard lock{mutex_};
+  timeout_ = timeout;
+  if (gloo_) gloo_->setTimeout(timeout);
+  if (nccl_) nccl_->setTimeout(timeout);
+}
+
+milliseconds ProcessGroupPSPlus::timeout_or_default(std::chrono::milliseconds timeout) const {
+  return timeout == c10d::kUnsetTimeout ? timeout_ : timeout;
+}
+
+c10d::Backend& ProcessGroupPSPlus::nccl() {
+  const std::lock_guard lock{mutex_};
+  if (!nccl_) {
+    nccl_ = make_nccl_();
+    TORCH_CHECK(nccl_, "psplus: CUDA tensors need a torch with NCCL");
+  }
+  return *nccl_;
+}
+
+c10d::Backend* ProcessGroupPSPlus::inner_for(const at::Device& device) {
+  if (device.is_cpu()) return gloo_.get();
+  TORCH_CHECK_VALUE(device.is_cuda(), "psplus handles tensors on the CPU and on CUDA devices, not ",
+                    device);
+  c10d::Backend& inner = nccl();
+  const std::lock_guard lock{mutex_};
+  // Whoever starts to coalesce does not say for which device.
+  if (coalescing_ && !std::exchange(coalescing_nccl_, true)) inner.startCoalescing();
+  return &inner;
+}
+
+ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::note(WorkPtr work) {
+  const std::lock_guard lock{mutex_};
+  if (coalescing_ && !coalescing_nccl_) coalesced_.push_back(work);
+  return work;
+}
+
+ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::submit(Submission submission, const Tensors& inputs,
+                                                       GroupWork::Body body) {
+  for (const Tensors* tensors : {&inputs, &std::as_const(submission.outputs)})
+    for (const at::Tensor& tensor : *tensors)
+      TORCH_CHECK_VALUE(tensor.device().is_cpu(), submission.title,
+                        ": all tensors of a call must be on the same device");
+  std::unique_lock lock{mutex_};
+  const auto work =
+      c10::make_intrusive<GroupWork>(getRank(), submission.type, submission.title, ++sequence_,
+                                     std::move(submission.outputs), inputs);
+  work->set_body(std::move(body), timeout_or_default(submission.timeout));
+  const bool caller_waits = !submission.async && !coalescing_;
+  lock.unlock();
+  executor_.submit(work, caller_waits);
+  return note(work);
+}
+
+void ProcessGroupPSPlus::startCoalescing() {
+  const std::lock_guard lock{mutex_};
+  coalescing_ = true;
+  coalescing_nccl_ = false;
+}
+
+ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::endCoalescing() {
+  std::unique_lock lock{mutex_};
+  coalescing_ = false;
+  if (std::exchange(coalescing_nccl_, false)) {
+    lock.unlock();
+    return nccl_->endCoalescing();
+  }
+  return c10::make_intrusive<CoalescedWork>(getRank(), std::exchange(coalesced_, {}));
+}
+
+uint64_t ProcessGroupPSPlus::getSequenceNumberForGroup() {
+  const std::lock_guard lock{mutex_};
+  return sequence_;
+}
+
+c10::intrusive_ptr<GroupWork> ProcessGroupPSPlus::make_message(OpType type, const char* title,
+                                                               const Tensors& tensors) {
+  const std::lock_guard lock{mutex_};
+  return c10::make_intrusive<GroupWork>(getRank(), type, title, sequence_,
+                                        type == OpType::SEND ? Tensors{} : tensors, tensors);
+}
+
+ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::start_message(
+    const c10::intrusive_ptr<GroupWork>& work) {
+  // Before it sleeps, whoever waits looks for a moment itself: that saves two thread switches.
+  work->set_helper([host = std::weak_ptr<Host>{host_}, raw = work.get()] {
+    const auto held = host.lock();
+    if (!held) return;
+    const Deadline end = Deadline::after(held->group->spin());
+    do {
+      held->messages.help();
+    } while (!raw->isCompleted() && !end.passed());
+  });
+  return note(work);
+}
+
+ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::send(Tensors& tensors, int to, int tag) {
+  const at::Tensor& tensor = only_one(tensors, "send");
+  if (auto* inner = inner_for(tensor.device())) return note(inner->send(tensors, to, tag));
+  const auto work = make_message(OpType::SEND, "psplus:send", tensors);
+  const Buffer buffer = Buffer::of(tensor);
+  host_->messages.send(static_cast<Rank>(to), collectives::Tag{tag}, buffer.data(), buffer.bytes(),
+                       Deadline::after(timeout_), [work, buffer](const Status& status, Rank) {
+                         work->complete(status.ok() ? nullptr : to_exception(status));
+                       });
+  return start_message(work);
+}
+
+ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::receive(std::optional<Rank> from, Tensors& tensors,
+                                                        int tag, OpType type) {
+  const auto work = make_message(type, "psplus:recv", tensors);
+  const Buffer buffer = Buffer::for_output(tensors.front());
+  host_->messages.receive(from, collectives::Tag{tag}, buffer.data(), buffer.bytes(),
+                          Deadline::after(timeout_), [work, buffer](const Status& status, Rank by) {
+                            std::exception_ptr error;
+                            try {
+                              const at::AutoDispatchBelowADInplaceOrView below_autograd;
+                              if (status.ok()) buffer.write_back();
+                              if (!status.ok()) error = to_exception(status);
+                            } catch (...) {
+                              error = std::current_exception();
+                            }
+                            work->set_source(static_cast<int>(raw(by)));
+                            work->complete(error);
+                          });
+  return start_message(work);
+}
+
+ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recv(Tensors& tensors, int from, int tag) {
+  const at::Tensor& tensor = only_one(tensors, "recv");
+  if (auto* inner = inner_for(tensor.device())) return note(inner->recv(tensors, from, tag));
+  return receive(static_cast<Rank>(from), tensors, tag, OpType::RECV);
+}
+
+ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recvAnysource(Tensors& tensors, int tag) {
+  const at::Tensor& tensor = only_one(tensors, "recv");
+  if (auto* inner = inner_for(tensor.device())) return note(inner->recvAnysource(tensors, tag));
+  return receive(std::nullopt, tensors, tag, OpType::RECVANYSOURCE);
+}
+
+void ProcessGroupPSPlus::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  if (gloo_) return gloo_->monitoredBarrier(opts, wait_all_ranks);
+  const milliseconds timeout = timeout_or_default(opts.timeout);
+  const auto missing =
+      collectives::monitored_barrier(group(), wait_all_ranks, Deadline::after(timeout));
+  if (missing.empty()) return;
+  if (getRank() != 0)
+    C10_THROW_ERROR(
+        DistBackendError,
+        fmt::format("Rank {} successfully reached monitoredBarrier, but received errors "
+                    "while waiting for send/recv from rank 0. Please check rank 0 logs "
+                    "for faulty rank.",
+                    getRank()));
+  std::vector<std::uint32_t> ranks;
+  for (const Rank rank : missing) ranks.push_back(raw(rank));
+  C10_THROW_ERROR(
+      DistBackendError,
+      fmt::format("[Rank 0]: {} {} failed to pass monitoredBarrier in {} ms",
+                  wait_all_ranks ? "Ranks" : "Rank", fmt::join(ranks, ", "), timeout.count()));
+}
+
+void ProcessGroupPSPlus::eagerConnectSingleDevice(at::Device device) {
+  if (device.is_cuda()) nccl().eagerConnectSingleDevice(device);
+}
+
+c10d::ErrorType ProcessGroupPSPlus::getError() {
+  if (gloo_) return gloo_->getError();
+  switch (group().status().code()) {
+    case StatusCode::kOk:
+      return c10d::ErrorType::SUCCESS;
+    case StatusCode::kTimeout:
+      return c10d::ErrorType::TIMEOUT;
+    case StatusCode::kPeerLost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    case StatusCode::kLayoutMismatch:
+    case StatusCode::kConfig:
+    case StatusCode::kNoSpace:
+    case StatusCode::kBusy:
+    case StatusCode::kClosed:
+    case StatusCode::kInternal:
+      break;
+  }
+  return c10d::ErrorType::COMM_ERROR;
+}
+
+void ProcessGroupPSPlus::abort() {
+  if (host_) {
+    group().abort();
+    executor_.shutdown();
+    host_->messages.shutdown();
+  }
+  if (gloo_) gloo_->abort();
+  const std::lock_guard lock{mutex_};
+  if (nccl_) nccl_->abort();
+}
+
+void ProcessGroupPSPlus::shutdown() {
+  {
+    const std::lock_guard lock{mutex_};
+    if (std::exchange(shut_down_, true)) return;
+  }
+  if (host_) {
+    if (!executor_.drain(Deadline::after(kPatienceAtShutdown))) group().abort();
+    executor_.shutdown();
+    host_->messages.shutdown();
+    group().leave();
+  }
+  if (gloo_) gloo_->shutdown();
+  const std::lock_guard lock{mutex_};
+  if (nccl_) nccl_->shutdown();
+}
+
+}  // namespace psplus::pg

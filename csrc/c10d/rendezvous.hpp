@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/clock.hpp"
+#include "c10d/torch_compat.hpp"
+#include "collectives/group.hpp"
+
+namespace psplus::pg {
+
+/// Finds out, through the store of a new group, whether all its ranks share a host, and joins them
+/// in one piece of memory then.
+///
+/// Rank 0 makes the memory and publishes where it can be opened (/proc/<pid>/fd/<n>) and a nonce
+/// that lies in it. Whoever has the same `host_id`, can open it and reads the nonce shares the
+/// host; nothing is taken from LOCAL_WORLD_SIZE or addresses, which containers and launchers set as
+/// they like. @return null when some rank is elsewhere, the same answer on all ranks.
+/// Errors: as the store throws; kTimeout naming a rank; kNoSpace on all ranks alike.
+[[nodiscard]] Result<std::unique_ptr<collectives::Group>> join_host(c10d::Store& store, int rank,
+                                                                    int size,
+                                                                    const std::string& host_id,
+                                                                    Deadline deadline);
+
+}  // namespace psplus::pg

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "c10d/torch_compat.hpp"
+
+namespace psplus::pg {
+
+/// One call of a process group: what is to be done, and how it ended.
+///
+/// Thread safety: as c10d::Work, every method from any thread; `run` and `complete` once.
+class GroupWork final : public c10d::Work {
+ public:
+  using Body = std::function<Status(Deadline)>;
+
+  GroupWork(int rank, c10d::OpType type, const char* title, std::uint64_t sequence,
+            std::vector<at::Tensor> outputs, const std::vector<at::Tensor>& inputs)
+      : Work(rank, type, title, inputs), sequence_(sequence), outputs_(std::move(outputs)) {}
+
+  /// Gives a collective its body; `timeout` counts from when it begins to run.
+  void set_body(Body body, milliseconds timeout) {
+    body_ = std::move(body);
+    timeout_ = timeout;
+  }
+  /// The thread that wants to wait does this first, where it can move things on itself.
+  void set_helper(std::function<void()> helper) { helper_ = std::move(helper); }
+
+  /// Runs the body, and completes with what it returned or threw.
+  void run() noexcept;
+  void complete(std::exception_ptr error) noexcept;
+  /// For a receive from any rank; before complete().
+  void set_source(int rank) { source_ = rank; }
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override {}
+  int sourceRank() const override { return source_; }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  void settle(c10::ivalue::Future& future);
+
+  const std::uint64_t sequence_;
+  std::vector<at::Tensor> outputs_;
+  Body body_;
+  milliseconds timeout_{};
+  std::function<void()> helper_;
+  int source_ = -1;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when asked for; guarded by mutex_
+  bool settled_ = false;                            // the same
+};
+
+/// Several calls as one: done when all are, failed when one is.
+class CoalescedWork final : public c10d::Work {
+ public:
+  CoalescedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+      : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace psplus::pg

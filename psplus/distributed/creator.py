@@ -1,0 +1,75 @@
+"""Makes a process group, and the inner ones that it hands tensors on to."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from psplus import _C, config
+
+__all__ = ["create"]
+
+
+def create(options: c10d._DistributedBackendOptions, pg_options: Any = None) -> dist.Backend:
+    """Make the backend of a new process group; torch calls this.
+
+    Waits until all ranks of the group have called it.
+
+    Args:
+        options: Store, ranks and time-out of the group.
+        pg_options: Must be None: there is nothing to choose.
+
+    Raises:
+        TypeError: If ``pg_options`` are given.
+        ConfigError: If the host cannot be told.
+        torch.distributed.DistBackendError: If a rank does not come, or memory does not suffice.
+    """
+    if pg_options is not None:
+        raise TypeError(
+            f'the backend "psplus" has no options of its own, got {type(pg_options).__name__}; '
+            "leave pg_options out"
+        )
+    group: dist.Backend = _C.ProcessGroupPSPlus(
+        store=options.store,
+        rank=options.group_rank,
+        size=options.group_size,
+        timeout=options.timeout,
+        host_id=config.host_id(),
+        global_ranks=list(options.global_ranks_in_group),
+        make_gloo=partial(_make_gloo, options),
+        make_nccl=partial(_make_nccl, options),
+    )
+    return group
+
+
+def _make_gloo(options: c10d._DistributedBackendOptions) -> dist.Backend:
+    """The group for CPU tensors when ranks are on several hosts."""
+    if not dist.is_gloo_available():
+        raise RuntimeError("psplus reaches ranks on other hosts through Gloo; this torch has none")
+    gloo = dist.ProcessGroupGloo(
+        dist.PrefixStore("gloo", options.store),
+        options.group_rank,
+        options.group_size,
+        timeout=options.timeout,
+    )
+    gloo._set_sequence_number_for_group()
+    return gloo
+
+
+def _make_nccl(options: c10d._DistributedBackendOptions) -> dist.Backend | None:
+    """The group for CUDA tensors; None when there can be none."""
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return None
+    nccl_options = dist.ProcessGroupNCCL.Options()
+    nccl_options._timeout = options.timeout
+    nccl_options.global_ranks_in_group = list(options.global_ranks_in_group)
+    nccl = dist.ProcessGroupNCCL(
+        dist.PrefixStore("nccl", options.store),
+        options.group_rank,
+        options.group_size,
+        nccl_options,
+    )
+    nccl._set_sequence_number_for_group()
+    return nccl
