@@ -209,6 +209,10 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recvAnysource(Tensors& tensors, 
 void ProcessGroupPSPlus::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   if (gloo_) return gloo_->monitoredBarrier(opts, wait_all_ranks);
   const milliseconds timeout = timeout_or_default(opts.timeout);
+  if (getRank() == 0 && timeout.count() <= 0)
+    C10_THROW_ERROR(
+        DistBackendError,
+        fmt::format("Rank 0 timed out in monitoredBarrier after {} ms.", timeout.count()));
   const auto missing =
       collectives::monitored_barrier(group(), wait_all_ranks, Deadline::after(timeout));
   if (missing.empty()) return;
