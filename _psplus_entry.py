@@ -7,6 +7,7 @@ environment whose psplus was built for another one.
 """
 
 import logging
+from typing import Any
 
 
 def register() -> None:
@@ -21,7 +22,7 @@ def register() -> None:
         logging.getLogger("psplus").debug("the backend was not registered", exc_info=True)
 
 
-def _create(options, pg_options):
+def _create(options: Any, pg_options: Any) -> Any:
     """Make a group; only here is psplus itself imported."""
     from psplus.distributed import create
 

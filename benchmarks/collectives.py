@@ -32,7 +32,7 @@ def calls(group: dist.ProcessGroup, size: int) -> dict[str, Call]:
     """One call of each collective on ``size`` bytes a rank; ``psplus`` and Gloo get equal ones."""
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     elements = max(size // 4, 1)
-    own = torch.full((elements,), rank + 1.0)
+    own = torch.zeros(elements)  # stays finite however often it is summed
     part = torch.empty(max(elements // world, 1))
     whole = torch.ones(part.numel() * world)
     outs = list(torch.empty(world, elements).unbind())
@@ -44,8 +44,8 @@ def calls(group: dist.ProcessGroup, size: int) -> dict[str, Call]:
         request.wait()
 
     return {
-        "all_reduce": lambda: dist.all_reduce(own, dist.ReduceOp.MAX, group),
-        "reduce": lambda: dist.reduce(own, 0, dist.ReduceOp.MAX, group),
+        "all_reduce": lambda: dist.all_reduce(own, dist.ReduceOp.SUM, group),
+        "reduce": lambda: dist.reduce(own, 0, dist.ReduceOp.SUM, group),
         "broadcast": lambda: dist.broadcast(own, 0, group),
         "all_gather": lambda: dist.all_gather(outs, own, group),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from torch import Tensor
-from torch.distributed import Backend, Store
+from torch._C._distributed_c10d import Backend, Store
 
 def set_error_types(types: dict[str, type[Exception]]) -> None:
     """Hand over the exception classes: keys error, timeout, peer_lost, layout_mismatch, config."""
@@ -297,6 +297,9 @@ class ProcessGroupPSPlus(Backend):
         Ranks with equal ``host_id`` share memory if they can open it. ``make_gloo`` is called on
         all ranks when some are elsewhere, ``make_nccl`` with the first CUDA tensor.
         """
+    @property
+    def options(self) -> Backend.Options:
+        """Time-out and global ranks, as of any backend of torch."""
     @property
     def shares_memory(self) -> bool:
         """Whether CPU tensors travel through shared memory."""

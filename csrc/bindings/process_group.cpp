@@ -103,6 +103,7 @@ void bind_process_group(py::module_& module) {
            }),
            py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
            py::arg("host_id"), py::arg("global_ranks"), py::arg("make_gloo"), py::arg("make_nccl"))
+      .def_property_readonly("options", &ProcessGroupPSPlus::getBackendOptions)
       .def_property_readonly("shares_memory", &ProcessGroupPSPlus::shares_memory);
 }
 

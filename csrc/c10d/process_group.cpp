@@ -35,10 +35,11 @@ const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* c
 
 ProcessGroupPSPlus::ProcessGroupPSPlus(Setup setup)
     : Backend(setup.rank, setup.size),
-      global_ranks_(std::move(setup.global_ranks)),
+      options_(c10::make_intrusive<Options>("psplus", setup.timeout)),
       owner_(::getpid()),
       make_nccl_(std::move(setup.make_nccl)),
       timeout_(setup.timeout) {
+  options_->global_ranks_in_group = std::move(setup.global_ranks);
   auto joined = value_or_throw(join_host(*setup.store, setup.rank, setup.size, setup.host_id,
                                          Deadline::after(setup.timeout)));
   if (joined)
@@ -64,17 +65,9 @@ ProcessGroupPSPlus::~ProcessGroupPSPlus() {
   }
 }
 
-c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupPSPlus::getBackendOptions() {
-  const std::lock_guard lock{mutex_};
-  auto options = c10::make_intrusive<Options>("psplus", timeout_);
-  options->group_name = getGroupUid();
-  options->global_ranks_in_group = global_ranks_;
-  return options;
-}
-
 void ProcessGroupPSPlus::setTimeout(std::chrono::milliseconds timeout) {
   const std::lock_guard lock{mutex_};
-  timeout_ = timeout;
+  timeout_ = options_->timeout = timeout;
   if (gloo_) gloo_->setTimeout(timeout);
   if (nccl_) nccl_->setTimeout(timeout);
 }
@@ -182,7 +175,8 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::send(Tensors& tensors, int to, i
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::receive(std::optional<Rank> from, Tensors& tensors,
                                                         int tag, OpType type) {
-  const auto work = make_message(type, "psplus:recv", tensors);
+  const char* const title = from ? "psplus:recv" : "psplus:recvAnySource";
+  const auto work = make_message(type, title, tensors);
   const Buffer buffer = Buffer::for_output(tensors.front());
   host_->messages.receive(from, collectives::Tag{tag}, buffer.data(), buffer.bytes(),
                           Deadline::after(timeout_), [work, buffer](const Status& status, Rank by) {
@@ -215,6 +209,10 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recvAnysource(Tensors& tensors, 
 void ProcessGroupPSPlus::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   if (gloo_) return gloo_->monitoredBarrier(opts, wait_all_ranks);
   const milliseconds timeout = timeout_or_default(opts.timeout);
+  if (getRank() == 0 && timeout.count() <= 0)
+    C10_THROW_ERROR(
+        DistBackendError,
+        fmt::format("Rank 0 timed out in monitoredBarrier after {} ms.", timeout.count()));
   const auto missing =
       collectives::monitored_barrier(group(), wait_all_ranks, Deadline::after(timeout));
   if (missing.empty()) return;

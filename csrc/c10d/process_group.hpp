@@ -49,7 +49,7 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   ~ProcessGroupPSPlus() override;
 
   const std::string getBackendName() const override { return "psplus"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override;
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
   /// Whether CPU tensors travel through shared memory.
   [[nodiscard]] bool shares_memory() const noexcept { return host_ != nullptr; }
@@ -142,7 +142,7 @@ class ProcessGroupPSPlus final : public c10d::Backend {
                     Deadline deadline);
   Status reduce_sparse(at::Tensor& tensor, bool average, Deadline deadline);
 
-  const std::vector<std::uint64_t> global_ranks_;
+  const c10::intrusive_ptr<Options> options_;
   const pid_t owner_;
   MakeBackend make_nccl_;
   std::shared_ptr<Host> host_;

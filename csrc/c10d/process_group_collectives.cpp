@@ -142,7 +142,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce_sparse(
   TORCH_CHECK_VALUE(average || opts.reduceOp.op_ == c10d::ReduceOp::SUM,
                     "psplus: all_reduce of sparse tensors supports SUM and AVG");
   return submit(
-      {OpType::_ALLREDUCE_SPARSE, "psplus:all_reduce_sparse", tensors, opts.timeout, opts.asyncOp},
+      {OpType::_ALLREDUCE_SPARSE, "psplus:sparse_all_reduce", tensors, opts.timeout, opts.asyncOp},
       tensors, [this, tensor, average](Deadline deadline) mutable {
         return reduce_sparse(tensor, average, deadline);
       });

@@ -198,7 +198,7 @@ Status Group::await_slowly(Rank peer, const std::atomic<std::uint64_t>& word, st
     if (deadline.passed())
       return give_up(
           StatusCode::kTimeout, peer,
-          fmt::format("{} timed out on rank {} waiting for {}", call, raw(rank_), describe(peer)));
+          fmt::format("{} on rank {}: Timed out waiting for {}", call, raw(rank_), describe(peer)));
   }
 }
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
+from torch._C._distributed_c10d import Backend, PrefixStore, _DistributedBackendOptions
 
 from psplus import _C, config
 
 __all__ = ["create"]
 
 
-def create(options: c10d._DistributedBackendOptions, pg_options: Any = None) -> dist.Backend:
+def create(options: _DistributedBackendOptions, pg_options: Any = None) -> Backend:
     """Make the backend of a new process group; torch calls this.
 
     Waits until all ranks of the group have called it.
@@ -31,7 +31,7 @@ def create(options: c10d._DistributedBackendOptions, pg_options: Any = None) -> 
             f'the backend "psplus" has no options of its own, got {type(pg_options).__name__}; '
             "leave pg_options out"
         )
-    group: dist.Backend = _C.ProcessGroupPSPlus(
+    group: Backend = _C.ProcessGroupPSPlus(
         store=options.store,
         rank=options.group_rank,
         size=options.group_size,
@@ -44,12 +44,12 @@ def create(options: c10d._DistributedBackendOptions, pg_options: Any = None) -> 
     return group
 
 
-def _make_gloo(options: c10d._DistributedBackendOptions) -> dist.Backend:
+def _make_gloo(options: _DistributedBackendOptions) -> Backend:
     """The group for CPU tensors when ranks are on several hosts."""
     if not dist.is_gloo_available():
         raise RuntimeError("psplus reaches ranks on other hosts through Gloo; this torch has none")
     gloo = dist.ProcessGroupGloo(
-        dist.PrefixStore("gloo", options.store),
+        PrefixStore("gloo", options.store),
         options.group_rank,
         options.group_size,
         timeout=options.timeout,
@@ -58,7 +58,7 @@ def _make_gloo(options: c10d._DistributedBackendOptions) -> dist.Backend:
     return gloo
 
 
-def _make_nccl(options: c10d._DistributedBackendOptions) -> dist.Backend | None:
+def _make_nccl(options: _DistributedBackendOptions) -> Backend | None:
     """The group for CUDA tensors; None when there can be none."""
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return None
@@ -66,7 +66,7 @@ def _make_nccl(options: c10d._DistributedBackendOptions) -> dist.Backend | None:
     nccl_options._timeout = options.timeout
     nccl_options.global_ranks_in_group = list(options.global_ranks_in_group)
     nccl = dist.ProcessGroupNCCL(
-        dist.PrefixStore("nccl", options.store),
+        PrefixStore("nccl", options.store),
         options.group_rank,
         options.group_size,
         nccl_options,
