@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import psplus  # noqa: F401 - makes the backend known in a source tree
 
@@ -83,18 +84,8 @@ def check(group: dist.ProcessGroup) -> None:
         raise RuntimeError("an all_reduce is wrong")
 
 
-def compare(name: str, size: int, groups: dict[str, dist.ProcessGroup]) -> None:
-    """Time one collective on both sides and print the figure."""
-    clock = groups["psplus"]
-    sides = {side: calls(groups[side], size)[name] for side in SIDES}
-    times = {}
-    for side, call in sides.items():
-        measure(call, 2, clock)
-        times[side] = min(2000, max(2, int(BUDGET / measure(call, 3, clock))))
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    for _ in range(TURNS):
-        for side, call in sides.items():
-            seconds[side].append(measure(call, times[side], clock))
+def report(name: str, size: int, seconds: dict[str, list[float]]) -> None:
+    """Print one figure: medians of the turns."""
     if dist.get_rank() != 0:
         return
     own, reference = (statistics.median(seconds[side]) for side in SIDES)
@@ -115,6 +106,36 @@ def compare(name: str, size: int, groups: dict[str, dist.ProcessGroup]) -> None:
     print(json.dumps(figure), flush=True)
 
 
+def compare(name: str, size: int, sides: dict[str, Call], clock: dist.ProcessGroup) -> None:
+    """Time a call on both sides in turns and print the figure."""
+    times = {}
+    for side, call in sides.items():
+        measure(call, 2, clock)
+        times[side] = min(2000, max(2, int(BUDGET / measure(call, 3, clock))))
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    for _ in range(TURNS):
+        for side, call in sides.items():
+            seconds[side].append(measure(call, times[side], clock))
+    report(name, size, seconds)
+
+
+def ddp_step(group: dist.ProcessGroup, size: int) -> Call:
+    """A step of DDP with little computation, for a model of ``size`` bytes."""
+    torch.manual_seed(0)
+    width = int((size / 4 / 4) ** 0.5)
+    layers = (nn.Linear(width, width, bias=False) for _ in range(4))
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    inputs = torch.randn(1, width)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
 def work(store: str) -> None:
     """What each process runs."""
     torch.set_num_threads(1)
@@ -128,32 +149,32 @@ def work(store: str) -> None:
     groups = {side: dist.new_group(backend=side) for side in SIDES}
     for group in groups.values():
         check(group)
+    clock = groups["psplus"]
+
+    def one(name: str, size: int) -> None:
+        compare(name, size, {side: calls(groups[side], size)[name] for side in SIDES}, clock)
+
     for size in (64, 4096, 65_536, 1 << 20, 4 << 20, 16 << 20, 100_000_000):
-        compare("all_reduce", size, groups)
-    compare("barrier", 0, groups)
-    for name in calls(groups["psplus"], 4):
+        one("all_reduce", size)
+    one("barrier", 0)
+    for name in calls(clock, 4):
         if name not in ("all_reduce", "barrier"):
-            compare(name, 1 << 20, groups)
+            one(name, 1 << 20)
+    for size in (1_000_000, 10_000_000, 100_000_000):
+        compare("ddp_step", size, {side: ddp_step(groups[side], size) for side in SIDES}, clock)
     dist.barrier(groups["psplus"])
     time.sleep(0.2)  # Gloo's thread must have let go of its last work before the interpreter ends
     dist.destroy_process_group()
 
 
-def main() -> None:
+def run(ranks: int) -> None:
     """Start the processes and wait for them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.store:
-        work(arguments.store)
-        return
     with tempfile.TemporaryDirectory() as folder:
-        variables = {"WORLD_SIZE": str(arguments.ranks), "OMP_NUM_THREADS": "1"}
+        variables = {"WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--store", str(Path(folder) / "store")]
         processes = [
             subprocess.Popen(command, env={**os.environ, **variables, "RANK": str(rank)})
-            for rank in range(arguments.ranks)
+            for rank in range(ranks)
         ]
         try:
             for process in processes:
@@ -163,6 +184,19 @@ def main() -> None:
                 process.kill()
         if any(process.returncode != 0 for process in processes):
             raise SystemExit("a benchmark process failed; its traceback is above")
+
+
+def main() -> None:
+    """Measure with two ranks and with four, which may be more than there are cores."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.store:
+        work(arguments.store)
+        return
+    for ranks in arguments.ranks:
+        run(ranks)
 
 
 if __name__ == "__main__":
