@@ -9,8 +9,9 @@ function(psplus_missing library package)
       "  Elsewhere: install it and name its prefix with -DCMAKE_PREFIX_PATH=...")
 endfunction()
 
-# Header-only, so that neither the server nor the extension depends on a system library that the
-# machine it is copied to may lack.
+# Compiled from their headers, so that neither the server nor the extension depends on a system
+# library that the machine it is copied to may lack; each in one file, because its code takes longer
+# to compile than most of ours.
 find_path(PSPLUS_FMT_INCLUDE_DIR fmt/format.h DOC "Directory that holds fmt/format.h")
 if(NOT PSPLUS_FMT_INCLUDE_DIR)
   psplus_missing("{fmt}" "libfmt-dev")
@@ -20,11 +21,13 @@ if(NOT PSPLUS_SPDLOG_INCLUDE_DIR)
   psplus_missing("spdlog" "libspdlog-dev")
 endif()
 
+add_library(psplus_formatting INTERFACE)
+target_include_directories(psplus_formatting SYSTEM INTERFACE ${PSPLUS_FMT_INCLUDE_DIR})
 add_library(psplus_logging INTERFACE)
-target_include_directories(psplus_logging SYSTEM INTERFACE ${PSPLUS_FMT_INCLUDE_DIR}
-                                                           ${PSPLUS_SPDLOG_INCLUDE_DIR})
+target_include_directories(psplus_logging SYSTEM INTERFACE ${PSPLUS_SPDLOG_INCLUDE_DIR})
 target_compile_definitions(psplus_logging INTERFACE FMT_HEADER_ONLY SPDLOG_HEADER_ONLY
                                                     SPDLOG_FMT_EXTERNAL)
+target_link_libraries(psplus_logging INTERFACE psplus_formatting)
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)

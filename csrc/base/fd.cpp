@@ -1,10 +1,11 @@
 #include "base/fd.hpp"
 
+#include "base/format.hpp"
+
 #include <cerrno>
 #include <climits>
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -28,7 +29,7 @@ Result<UniqueMapping> UniqueMapping::map_shared(const UniqueFd& fd, std::size_t 
   const int protection = access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
   void* const at = ::mmap(nullptr, size, protection, MAP_SHARED, fd.get(), 0);
   if (at == MAP_FAILED)
-    return Status::from_errno("mmap", fmt::format("a segment of {} bytes", size), errno);
+    return Status::from_errno("mmap", formatted("a segment of {} bytes", size), errno);
   UniqueMapping mapping;
   mapping.bytes_ = {static_cast<std::byte*>(at), size};
   return mapping;
@@ -41,7 +42,7 @@ void UniqueMapping::reset() noexcept {
 
 Result<UniqueFd> open_pidfd(pid_t pid) {
   UniqueFd fd{static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
-  if (!fd) return Status::from_errno("pidfd_open", fmt::format("process {}", pid), errno);
+  if (!fd) return Status::from_errno("pidfd_open", formatted("process {}", pid), errno);
   return fd;
 }
 
@@ -59,7 +60,7 @@ Status wait_readable(const UniqueFd& fd, Deadline deadline, std::string_view wha
     if (ready > 0) return {};
     if (ready < 0 && errno != EINTR) return Status::from_errno("poll", what, errno);
     if (deadline.passed())
-      return {StatusCode::kTimeout, fmt::format("timed out waiting for {}", what)};
+      return {StatusCode::kTimeout, formatted("timed out waiting for {}", what)};
   }
 }
 

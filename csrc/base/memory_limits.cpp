@@ -1,13 +1,13 @@
 #include "base/memory_limits.hpp"
 
+#include "base/format.hpp"
+
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <fstream>
 #include <optional>
 #include <string>
-
-#include <fmt/format.h>
 
 namespace psplus {
 namespace {
@@ -65,7 +65,7 @@ void scan_groups(std::optional<Headroom>& best, const std::string& root, std::st
     if (limit && usage) {
       const Bytes used = *usage - std::min(*usage, reclaimable(group + "/memory.stat"));
       take_smaller(best, {*limit > used ? *limit - used : 0,
-                          fmt::format("control group {}", path.empty() ? "/" : path)});
+                          formatted("control group {}", path.empty() ? "/" : path)});
     }
     const auto parent = path.rfind('/');
     if (parent == std::string::npos) return;
@@ -98,11 +98,10 @@ std::optional<Headroom> headroom(const std::string& root) {
 Status check_memory_available(std::string_view label, std::size_t size, const std::string& root) {
   const auto room = headroom(root);
   if (!room || size <= room->bytes) return {};
-  return {
-      StatusCode::kNoSpace,
-      fmt::format("no memory for {}: {} bytes asked for, {} bytes left ({}); use a smaller model "
-                  "or fewer workers on this host, or raise the limit",
-                  label, size, room->bytes, room->limit)};
+  return {StatusCode::kNoSpace,
+          formatted("no memory for {}: {} bytes asked for, {} bytes left ({}); use a smaller model "
+                    "or fewer workers on this host, or raise the limit",
+                    label, size, room->bytes, room->limit)};
 }
 
 }  // namespace psplus

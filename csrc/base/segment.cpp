@@ -4,10 +4,10 @@
 #include <string>
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "base/format.hpp"
 #include "base/memory_limits.hpp"
 
 namespace psplus {
@@ -26,7 +26,7 @@ Result<Segment> Segment::create(std::string_view label, std::size_t size) {
   int err = EINTR;
   while (err == EINTR) err = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(size));
   if (err != 0)
-    return Status::from_errno("posix_fallocate", fmt::format("{} ({} bytes)", label, size), err);
+    return Status::from_errno("posix_fallocate", formatted("{} ({} bytes)", label, size), err);
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
     return Status::from_errno("F_ADD_SEALS", label, errno);
   auto mapping = UniqueMapping::map_shared(fd, size, Access::kReadWrite);
@@ -44,7 +44,7 @@ Result<Segment> Segment::map(UniqueFd fd, std::size_t minimum_size, Access acces
   if (size < minimum_size || size == 0)
     return Status{
         StatusCode::kInternal,
-        fmt::format("a received segment has {} bytes, expected at least {}", size, minimum_size)};
+        formatted("a received segment has {} bytes, expected at least {}", size, minimum_size)};
   auto mapping = UniqueMapping::map_shared(fd, size, access);
   if (!mapping.ok()) return mapping.status();
   return Segment{std::move(fd), std::move(mapping).value()};

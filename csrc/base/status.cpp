@@ -1,9 +1,9 @@
 #include "base/status.hpp"
 
+#include "base/format.hpp"
+
 #include <cerrno>
 #include <system_error>
-
-#include <fmt/format.h>
 
 namespace psplus {
 
@@ -35,8 +35,8 @@ Status Status::from_errno(std::string_view operation, std::string_view what, int
   const bool exhausted = error_number == ENOMEM || error_number == ENOSPC ||
                          error_number == EMFILE || error_number == ENFILE;
   return {exhausted ? StatusCode::kNoSpace : StatusCode::kInternal,
-          fmt::format("{} failed for {}: {}", operation, what,
-                      std::generic_category().message(error_number))};
+          formatted("{} failed for {}: {}", operation, what,
+                    std::generic_category().message(error_number))};
 }
 
 }  // namespace psplus

@@ -1,10 +1,11 @@
 #include "base/unix_socket.hpp"
 
+#include "base/format.hpp"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -19,8 +20,8 @@ Result<sockaddr_un> address_of(const std::string& path) {
   if (path.size() >= sizeof(address.sun_path))
     return Status{
         StatusCode::kConfig,
-        fmt::format("socket path {} is longer than {} bytes; set TMPDIR to a shorter folder", path,
-                    sizeof(address.sun_path) - 1)};
+        formatted("socket path {} is longer than {} bytes; set TMPDIR to a shorter folder", path,
+                  sizeof(address.sun_path) - 1)};
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
 }
@@ -46,7 +47,7 @@ Result<UnixSocket> UnixSocket::connect(const std::string& path) {
   if (!fd) return Status::from_errno("socket", path, errno);
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(sockaddr_un)) != 0) {
     if (errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN)
-      return Status{StatusCode::kBusy, fmt::format("nobody listens at {}", path)};
+      return Status{StatusCode::kBusy, formatted("nobody listens at {}", path)};
     return Status::from_errno("connect", path, errno);
   }
   return UnixSocket{std::move(fd)};

@@ -5,8 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/errors.hpp"
 
@@ -47,7 +46,7 @@ DType parse_dtype(const std::string& text, const std::string& parameter) {
                             DType::complex64, DType::complex128})
     if (name(dtype) == text) return dtype;
   throw py::value_error(
-      fmt::format("parameter '{}' has dtype {}, which is not supported", parameter, text));
+      formatted("parameter '{}' has dtype {}, which is not supported", parameter, text));
 }
 
 using Param = std::tuple<std::string, std::string, std::vector<std::int64_t>>;
@@ -59,11 +58,11 @@ std::unique_ptr<DenseStream> open_stream(const std::shared_ptr<Session>& session
                                          const std::optional<py::bytes>& blob, double timeout,
                                          double straggler_timeout, std::size_t chunk_bytes) {
   if (mode != "async" && mode != "bsp")
-    throw py::value_error(fmt::format("mode must be 'async' or 'bsp', got '{}'", mode));
+    throw py::value_error(formatted("mode must be 'async' or 'bsp', got '{}'", mode));
   if (ordinal >= store::kMaxStreams)
     throw_if_error(
         {StatusCode::kConfig,
-         fmt::format("a job has {} wrappers at most; wrap fewer optimizers", store::kMaxStreams)});
+         formatted("a job has {} wrappers at most; wrap fewer optimizers", store::kMaxStreams)});
   std::vector<store::ParamSpec> specs;
   for (const auto& [param, dtype, shape] : params)
     specs.push_back({param, parse_dtype(dtype, param), shape});

@@ -1,31 +1,31 @@
 #include "bindings/tensors.hpp"
 
+#include "base/format.hpp"
+
 #include <stdexcept>
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 namespace psplus::bindings {
 void check_tensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout) {
   const auto params = layout.params();
   if (tensors.size() != params.size())
     throw std::invalid_argument(
-        fmt::format("expected {} tensors, got {}", params.size(), tensors.size()));
+        formatted("expected {} tensors, got {}", params.size(), tensors.size()));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
     const store::ParamSpec& param = params[i];
     if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu())
       throw std::invalid_argument(
-          fmt::format("parameter '{}' must be a dense CPU tensor", param.name));
+          formatted("parameter '{}' must be a dense CPU tensor", param.name));
     const auto sizes = tensor.sizes();
     if (to_dtype(tensor.scalar_type()) != param.dtype ||
         !std::equal(sizes.begin(), sizes.end(), param.shape.begin(), param.shape.end()))
-      throw std::invalid_argument(fmt::format(
+      throw std::invalid_argument(formatted(
           "parameter '{}' was registered as {} of shape [{}], but now is {} of shape [{}]; a "
           "parameter keeps its shape and dtype while it is wrapped",
-          param.name, name(param.dtype), fmt::join(param.shape, ", "),
-          name(to_dtype(tensor.scalar_type())), fmt::join(sizes.begin(), sizes.end(), ", ")));
+          param.name, name(param.dtype), joined(param.shape, ", "),
+          name(to_dtype(tensor.scalar_type())), joined(sizes, ", ")));
   }
 }
 
@@ -45,7 +45,7 @@ DType to_dtype(at::ScalarType type) {
   if (type == at::kHalf) return DType::float16;
   if (type == at::kComplexFloat) return DType::complex64;
   if (type == at::kComplexDouble) return DType::complex128;
-  throw std::invalid_argument(fmt::format("dtype {} is not supported", c10::toString(type)));
+  throw std::invalid_argument(formatted("dtype {} is not supported", c10::toString(type)));
 }
 
 ReadableTensors::ReadableTensors(const std::vector<at::Tensor>& tensors,

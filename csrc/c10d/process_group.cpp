@@ -6,9 +6,7 @@
 
 #include <unistd.h>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
+#include "base/format.hpp"
 #include "c10d/buffers.hpp"
 #include "c10d/rendezvous.hpp"
 
@@ -210,25 +208,23 @@ void ProcessGroupPSPlus::monitoredBarrier(const c10d::BarrierOptions& opts, bool
   if (gloo_) return gloo_->monitoredBarrier(opts, wait_all_ranks);
   const milliseconds timeout = timeout_or_default(opts.timeout);
   if (getRank() == 0 && timeout.count() <= 0)
-    C10_THROW_ERROR(
-        DistBackendError,
-        fmt::format("Rank 0 timed out in monitoredBarrier after {} ms.", timeout.count()));
+    C10_THROW_ERROR(DistBackendError, formatted("Rank 0 timed out in monitoredBarrier after {} ms.",
+                                                timeout.count()));
   const auto missing =
       collectives::monitored_barrier(group(), wait_all_ranks, Deadline::after(timeout));
   if (missing.empty()) return;
   if (getRank() != 0)
-    C10_THROW_ERROR(
-        DistBackendError,
-        fmt::format("Rank {} successfully reached monitoredBarrier, but received errors "
-                    "while waiting for send/recv from rank 0. Please check rank 0 logs "
-                    "for faulty rank.",
-                    getRank()));
+    C10_THROW_ERROR(DistBackendError,
+                    formatted("Rank {} successfully reached monitoredBarrier, but received errors "
+                              "while waiting for send/recv from rank 0. Please check rank 0 logs "
+                              "for faulty rank.",
+                              getRank()));
   std::vector<std::uint32_t> ranks;
   for (const Rank rank : missing) ranks.push_back(raw(rank));
   C10_THROW_ERROR(
       DistBackendError,
-      fmt::format("[Rank 0]: {} {} failed to pass monitoredBarrier in {} ms",
-                  wait_all_ranks ? "Ranks" : "Rank", fmt::join(ranks, ", "), timeout.count()));
+      formatted("[Rank 0]: {} {} failed to pass monitoredBarrier in {} ms",
+                wait_all_ranks ? "Ranks" : "Rank", joined(ranks, ", "), timeout.count()));
 }
 
 void ProcessGroupPSPlus::eagerConnectSingleDevice(at::Device device) {

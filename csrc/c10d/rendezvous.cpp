@@ -1,5 +1,7 @@
 #include "c10d/rendezvous.hpp"
 
+#include "base/format.hpp"
+
 #include <cstring>
 #include <optional>
 #include <type_traits>
@@ -8,8 +10,6 @@
 #include <fcntl.h>
 #include <sys/random.h>
 #include <unistd.h>
-
-#include <fmt/format.h>
 
 namespace psplus::pg {
 namespace {
@@ -23,7 +23,7 @@ constexpr const char* kShared = "shared";
 constexpr const char* kApart = "apart";
 constexpr const char* kFailed = "failed: ";
 
-std::string joined_key(int rank) { return fmt::format("psplus/joined/{}", rank); }
+std::string joined_key(int rank) { return formatted("psplus/joined/{}", rank); }
 
 std::string read(c10d::Store& store, const std::string& key, Deadline deadline) {
   store.wait({key},
@@ -57,7 +57,7 @@ std::unique_ptr<Group> accept(const std::string& text, const std::string& host_i
   if (text.size() < sizeof(invitation) || text.substr(sizeof(invitation)) != host_id)
     return nullptr;
   std::memcpy(&invitation, text.data(), sizeof(invitation));
-  const std::string path = fmt::format("/proc/{}/fd/{}", invitation.pid, invitation.fd);
+  const std::string path = formatted("/proc/{}/fd/{}", invitation.pid, invitation.fd);
   UniqueFd fd{::open(path.c_str(), O_RDWR | O_CLOEXEC)};
   if (!fd) return nullptr;
   const std::size_t ranks = static_cast<std::size_t>(size);

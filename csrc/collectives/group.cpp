@@ -1,9 +1,9 @@
 #include "collectives/group.hpp"
 
+#include "base/format.hpp"
+
 #include <sched.h>
 #include <unistd.h>
-
-#include <fmt/format.h>
 
 namespace psplus::collectives {
 namespace {
@@ -72,8 +72,8 @@ Status Group::connect(Deadline deadline) {
     if (Status aborted = status(); !aborted.ok()) return aborted;
     if (!there)
       return give_up(StatusCode::kTimeout, static_cast<Rank>(peer),
-                     fmt::format("rank {} timed out waiting for rank {} to attach to the group",
-                                 raw(rank_), peer));
+                     formatted("rank {} timed out waiting for rank {} to attach to the group",
+                               raw(rank_), peer));
     auto process = open_pidfd(words.pid.load(std::memory_order_relaxed));
     if (process.ok()) processes[peer] = std::move(*process);
   }
@@ -115,17 +115,17 @@ Status Group::status() const {
   const std::uint64_t by = by_of(word);
   switch (code) {
     case StatusCode::kTimeout:
-      return {code, fmt::format("the group was given up: rank {} timed out waiting for rank {}", by,
-                                peer_of(word))};
+      return {code, formatted("the group was given up: rank {} timed out waiting for rank {}", by,
+                              peer_of(word))};
     case StatusCode::kPeerLost:
-      return {code, fmt::format("the group was given up: rank {} found that rank {} is lost", by,
-                                peer_of(word))};
+      return {code, formatted("the group was given up: rank {} found that rank {} is lost", by,
+                              peer_of(word))};
     case StatusCode::kLayoutMismatch:
-      return {code, fmt::format(
-                        "the group was given up: rank {} and rank {} called different collectives",
+      return {code,
+              formatted("the group was given up: rank {} and rank {} called different collectives",
                         by, peer_of(word))};
     case StatusCode::kClosed:
-      return {code, fmt::format("the group was aborted by rank {}", by)};
+      return {code, formatted("the group was aborted by rank {}", by)};
     case StatusCode::kOk:
     case StatusCode::kConfig:
     case StatusCode::kNoSpace:
@@ -133,12 +133,12 @@ Status Group::status() const {
     case StatusCode::kInternal:
       break;
   }
-  return {StatusCode::kInternal, fmt::format("the group was given up by rank {}", by)};
+  return {StatusCode::kInternal, formatted("the group was given up by rank {}", by)};
 }
 
 std::string Group::describe(Rank peer) const {
-  return fmt::format("rank {} (process {})", raw(peer),
-                     memory_.words(index(peer)).pid.load(std::memory_order_relaxed));
+  return formatted("rank {} (process {})", raw(peer),
+                   memory_.words(index(peer)).pid.load(std::memory_order_relaxed));
 }
 
 std::optional<std::string> Group::why_lost(Rank peer) const {
@@ -193,12 +193,12 @@ Status Group::await_slowly(Rank peer, const std::atomic<std::uint64_t>& word, st
     if (const auto lost = why_lost(peer)) {
       // What it announced before its end counts.
       if (word.load(std::memory_order_acquire) >= target) return {};
-      return give_up(StatusCode::kPeerLost, peer, fmt::format("{} during {}", *lost, call));
+      return give_up(StatusCode::kPeerLost, peer, formatted("{} during {}", *lost, call));
     }
     if (deadline.passed())
       return give_up(
           StatusCode::kTimeout, peer,
-          fmt::format("{} on rank {}: Timed out waiting for {}", call, raw(rank_), describe(peer)));
+          formatted("{} on rank {}: Timed out waiting for {}", call, raw(rank_), describe(peer)));
   }
 }
 

@@ -1,10 +1,10 @@
 #include "collectives/group_memory.hpp"
 
+#include "base/format.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <stdexcept>
-
-#include <fmt/format.h>
 
 namespace psplus::collectives {
 namespace {
@@ -40,7 +40,7 @@ std::size_t slots_offset(std::size_t size) {
 std::size_t GroupMemory::bytes_for(std::size_t size) {
   if (size == 0 || size > kMaxRanks)
     throw std::invalid_argument(
-        fmt::format("a group has 1 to {} ranks on a host, not {}", kMaxRanks, size));
+        formatted("a group has 1 to {} ranks on a host, not {}", kMaxRanks, size));
   return slots_offset(size) + size * kSlots * (sizeof(SlotHeader) + slot_bytes_for(size)) +
          size * size * ring_bytes_for(size);
 }
@@ -51,8 +51,8 @@ GroupMemory::GroupMemory(std::byte* base, std::size_t size, std::size_t slots,
 
 GroupMemory GroupMemory::format(std::span<std::byte> memory, std::size_t size, const Nonce& nonce) {
   if (memory.size() < bytes_for(size))
-    throw std::invalid_argument(fmt::format("a group of {} ranks needs {} bytes, not {}", size,
-                                            bytes_for(size), memory.size()));
+    throw std::invalid_argument(formatted("a group of {} ranks needs {} bytes, not {}", size,
+                                          bytes_for(size), memory.size()));
   GroupMemory made{memory.data(), size, kSlots, slot_bytes_for(size), ring_bytes_for(size)};
   GroupHeader& header = made.header();
   header.size = static_cast<std::uint32_t>(size);

@@ -5,9 +5,9 @@
 #include <stdexcept>
 #include <string>
 
-#include <fmt/format.h>
 #include <pthread.h>
 
+#include "base/format.hpp"
 #include "collectives/pieces.hpp"
 
 namespace psplus::collectives {
@@ -25,7 +25,7 @@ constexpr std::size_t kFrame = sizeof(FrameHeader);
 constexpr std::size_t padding_of(std::size_t bytes) { return (kFrame - bytes % kFrame) % kFrame; }
 
 Status timed_out(std::string_view what, std::string_view with) {
-  return {StatusCode::kTimeout, fmt::format("{} timed out waiting for {}", what, with)};
+  return {StatusCode::kTimeout, formatted("{} timed out waiting for {}", what, with)};
 }
 
 }  // namespace
@@ -217,11 +217,10 @@ namespace {
 
 Status check_size(std::size_t from, std::size_t arrived, std::size_t expected) {
   if (arrived == expected) return {};
-  return {
-      StatusCode::kConfig,
-      fmt::format("a message of {} bytes came from rank {} for a receive of {} bytes; both ends "
-                  "must name the same shape and dtype",
-                  arrived, from, expected)};
+  return {StatusCode::kConfig,
+          formatted("a message of {} bytes came from rank {} for a receive of {} bytes; both ends "
+                    "must name the same shape and dtype",
+                    arrived, from, expected)};
 }
 
 }  // namespace
@@ -329,7 +328,7 @@ void Messages::fail_hopeless(std::vector<Finished>& finished) {
       if (status.ok() && lost)
         status = {StatusCode::kPeerLost, *lost + " before it took a message"};
       if (status.ok() && send.deadline.passed()) {
-        status = timed_out("send", fmt::format("rank {}", to));
+        status = timed_out("send", formatted("rank {}", to));
         // Half a message stands in the ring; what follows could not be read.
         if (send.started) status = group_.give_up(status.code(), Rank(to), status.message());
       }
@@ -357,7 +356,7 @@ void Messages::fail_hopeless(std::vector<Finished>& finished) {
         status = {StatusCode::kPeerLost, *lost + " before it sent a message"};
     }
     if (status.ok() && receive->deadline.passed()) {
-      status = timed_out("receive", any ? "any rank" : fmt::format("rank {}", peer));
+      status = timed_out("receive", any ? "any rank" : formatted("rank {}", peer));
       if (receive->started)
         status = group_.give_up(status.code(), static_cast<Rank>(peer), status.message());
     }

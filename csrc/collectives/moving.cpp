@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/format.hpp"
 #include "collectives/collectives.hpp"
 #include "collectives/passage.hpp"
 #include "collectives/pieces.hpp"
@@ -99,9 +100,9 @@ Status all_to_all(Group& group, std::span<const void* const> ins,
       std::memcpy(&whole, place, sizeof(whole));
       if (whole != out_bytes[index(peer)])
         return group.give_up(StatusCode::kLayoutMismatch, peer,
-                             fmt::format("all_to_all: rank {} sends {} bytes to rank {}, which "
-                                         "expects {}",
-                                         raw(peer), whole, mine, out_bytes[index(peer)]));
+                             formatted("all_to_all: rank {} sends {} bytes to rank {}, which "
+                                       "expects {}",
+                                       raw(peer), whole, mine, out_bytes[index(peer)]));
       place_piece(outs[index(peer)], place + kCacheLine, whole, round, piece);
     }
     passage.release(round);

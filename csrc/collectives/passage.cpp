@@ -1,9 +1,9 @@
 #include "collectives/passage.hpp"
 
+#include "base/format.hpp"
+
 #include <algorithm>
 #include <stdexcept>
-
-#include <fmt/format.h>
 
 namespace psplus::collectives {
 namespace {
@@ -16,9 +16,9 @@ std::uint64_t pack(const Call& call) {
 }
 
 std::string describe(std::uint64_t call, std::uint64_t bytes) {
-  return fmt::format("{} ({}, {}, root {}, {} bytes)", name(static_cast<Collective>(call & 0xff)),
-                     name(static_cast<Element>(call >> 8 & 0xff)),
-                     name(static_cast<Reduction>(call >> 16 & 0xff)), call >> 32, bytes);
+  return formatted("{} ({}, {}, root {}, {} bytes)", name(static_cast<Collective>(call & 0xff)),
+                   name(static_cast<Element>(call >> 8 & 0xff)),
+                   name(static_cast<Reduction>(call >> 16 & 0xff)), call >> 32, bytes);
 }
 
 }  // namespace
@@ -92,10 +92,10 @@ Status Passage::check_call(Rank peer) {
     return {};
   return group_.give_up(
       StatusCode::kLayoutMismatch, peer,
-      fmt::format("rank {} called {} while rank {} called {}; all ranks of a group must call the "
-                  "same collectives in the same order",
-                  raw(group_.rank()), describe(ours, call_.bytes), raw(peer),
-                  describe(theirs.call, theirs.bytes)));
+      formatted("rank {} called {} while rank {} called {}; all ranks of a group must call the "
+                "same collectives in the same order",
+                raw(group_.rank()), describe(ours, call_.bytes), raw(peer),
+                describe(theirs.call, theirs.bytes)));
 }
 
 Status Passage::await_all(std::uint64_t round) {

@@ -9,8 +9,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "base/ids.hpp"
 #include "collectives/group.hpp"
 
@@ -61,13 +60,13 @@ inline void copy_own(void* out, const void* in, std::size_t bytes) noexcept {
 inline void check_rank(const Group& group, Rank root) {
   if (index(root) >= group.size())
     throw std::invalid_argument(
-        fmt::format("root {} is not a rank of a group of {}", raw(root), group.size()));
+        formatted("root {} is not a rank of a group of {}", raw(root), group.size()));
 }
 
 inline void check_length(const Group& group, std::size_t length, std::string_view what) {
   if (length != group.size())
     throw std::invalid_argument(
-        fmt::format("{} {} given to a group of {} ranks", length, what, group.size()));
+        formatted("{} {} given to a group of {} ranks", length, what, group.size()));
 }
 
 }  // namespace psplus::collectives

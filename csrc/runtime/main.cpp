@@ -2,16 +2,17 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <string>
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/format.hpp"
 #include "base/unix_socket.hpp"
 #include "runtime/shm/job_files.hpp"
 #include "runtime/shm/server.hpp"
@@ -21,6 +22,7 @@
 namespace {
 
 using psplus::Deadline;
+using psplus::formatted;
 using psplus::Result;
 using psplus::Status;
 using psplus::StatusCode;
@@ -113,10 +115,10 @@ int serve(const std::string& job_dir, UnixSocket starter) {
 
 int main(int argc, char** argv) {
   if (argc != 3 || std::string_view{argv[1]} != "--job-dir") {
-    fmt::print(stderr,
-               "psplus-server serves the workers of one job on one host. Workers start it;\n"
-               "usage: psplus-server --job-dir DIR, with a start message on descriptor {}\n",
-               psplus::wire::kBootFd);
+    std::cerr << formatted(
+        "psplus-server serves the workers of one job on one host. Workers start it;\n"
+        "usage: psplus-server --job-dir DIR, with a start message on descriptor {}\n",
+        psplus::wire::kBootFd);
     return 2;
   }
   const std::string job_dir = argv[2];
@@ -132,7 +134,7 @@ int main(int argc, char** argv) {
     detach_from_starter(job_dir);
     return serve(job_dir, std::move(starter));
   } catch (const std::exception& error) {
-    log_line(fmt::format("ended by an exception: {}", error.what()));
+    log_line(formatted("ended by an exception: {}", error.what()));
     return EXIT_FAILURE;
   }
 }

@@ -4,8 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "server/gate.hpp"
 
 namespace psplus::server {
@@ -46,15 +45,15 @@ bool Batcher::read_push(StreamId stream, MemberId member, Sequence sequence, Pus
   if (peek(d.sequence) != raw(sequence) || peek(d.incarnation) != raw(push.incarnation))
     reason = "its sequence or incarnation is not the published one";
   else if ((push.flags & ~store::kKnownPushFlags) != 0)
-    reason = fmt::format("its flags {:#x} are unknown", push.flags);
+    reason = formatted("its flags {:#x} are unknown", push.flags);
   else if ((push.extents & ~known) != 0 ||
            peek(d.layout_version) > peek(context_.control().layout_version))
-    reason = fmt::format("it carries extents {:#x} of {}", push.extents, extents);
+    reason = formatted("it carries extents {:#x} of {}", push.extents, extents);
   else if (!std::isfinite(push.lambda))
     reason = "its scale is not finite";
   if (reason.empty()) return true;
   offences_.push_back(
-      {member, fmt::format("push {} on stream {}: {}", raw(sequence), raw(stream), reason)});
+      {member, formatted("push {} on stream {}: {}", raw(sequence), raw(stream), reason)});
   return false;
 }
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "server/gate.hpp"
 
 namespace psplus::server {
@@ -15,10 +14,10 @@ using store::StreamMemberState;
 constexpr StreamId kFirstStream{0};
 
 std::string describe(store::Mode mode, store::PullMode pull, std::uint64_t bound) {
-  return fmt::format(
+  return formatted(
       "{}, {} pull, {}", mode == store::Mode::kBsp ? "bsp" : "asynchronous",
       pull == store::PullMode::kBuffered ? "buffered" : "mapped",
-      bound == store::kNoBound ? "no staleness bound" : fmt::format("staleness bound {}", bound));
+      bound == store::kNoBound ? "no staleness bound" : formatted("staleness bound {}", bound));
 }
 
 }  // namespace
@@ -34,12 +33,12 @@ void Registry::open(ConnectionId from, const wire::OpenStream& request,
   Status status;
   if (stream_state(context_.stream(stream), *member) == StreamMemberState::kLeft) {
     status = {StatusCode::kClosed,
-              fmt::format("rank {} has closed stream {} already", raw(rank), raw(stream))};
+              formatted("rank {} has closed stream {} already", raw(rank), raw(stream))};
   } else if (peek(context_.stream(stream).open) == 0) {
     if (raw(stream) != 0 &&
         peek(context_.stream(StreamId{static_cast<std::uint16_t>(raw(stream) - 1)}).open) == 0)
-      status = {StatusCode::kConfig, fmt::format("rank {} registers stream {} before stream {}",
-                                                 raw(rank), raw(stream), raw(stream) - 1)};
+      status = {StatusCode::kConfig, formatted("rank {} registers stream {} before stream {}",
+                                               raw(rank), raw(stream), raw(stream) - 1)};
     else
       status = create_stream(request, *layout);
   } else {
@@ -66,7 +65,7 @@ Status Registry::create_stream(const wire::OpenStream& request, const store::Ext
   const std::uint32_t extent = peek(control.layout_version);
   if (extent >= store::kMaxExtents)
     return {StatusCode::kConfig,
-            fmt::format("a job has {} extents at most; wrap fewer optimizers", store::kMaxExtents)};
+            formatted("a job has {} extents at most; wrap fewer optimizers", store::kMaxExtents)};
   const ExtentId id{static_cast<std::uint16_t>(extent)};
   const auto shard = context_.store.create_shard(id, layout);
   if (!shard.ok()) return shard.status();
@@ -98,10 +97,10 @@ Status Registry::check_same(const wire::OpenStream& request, const store::Extent
   const auto pull = static_cast<store::PullMode>(peek(stream.pull));
   if (mode != request.mode || pull != request.pull || peek(stream.bound) != request.bound)
     return {StatusCode::kConfig,
-            fmt::format("wrapper {} is {} on rank {}, but {} in the job; use the same scheme on "
-                        "every rank",
-                        raw(request.stream), describe(request.mode, request.pull, request.bound),
-                        raw(rank), describe(mode, pull, peek(stream.bound)))};
+            formatted("wrapper {} is {} on rank {}, but {} in the job; use the same scheme on "
+                      "every rank",
+                      raw(request.stream), describe(request.mode, request.pull, request.bound),
+                      raw(rank), describe(mode, pull, peek(stream.bound)))};
   return store::match_layouts(context_.store.shard(ExtentId{peek(stream.extents[0])}).layout,
                               layout, rank);
 }

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "server/gate.hpp"
 
 namespace psplus::server {
@@ -62,9 +61,9 @@ void Roster::refuse(ConnectionId to, StatusCode code, std::string text, bool fat
 void Roster::refuse_taken(ConnectionId to, MemberId holder) {
   refuse(
       to, StatusCode::kConfig,
-      fmt::format("rank {} is attached already, as process {}; give each worker a RANK of its own, "
-                  "or this job a PSPLUS_JOB of its own",
-                  peek(context_.member(holder).rank), peek(context_.member(holder).process)),
+      formatted("rank {} is attached already, as process {}; give each worker a RANK of its own, "
+                "or this job a PSPLUS_JOB of its own",
+                peek(context_.member(holder).rank), peek(context_.member(holder).process)),
       true);
 }
 
@@ -94,24 +93,22 @@ void Roster::attach(ConnectionId from, const wire::Attach& request) {
     return refuse(from, StatusCode::kInternal, "a worker attached twice on one connection", true);
   }
   if (request.protocol != wire::kProtocolVersion)
-    return refuse(
-        from, StatusCode::kConfig,
-        fmt::format("this worker speaks protocol {}, the job's server {}; install the same "
-                    "psplus version everywhere",
-                    request.protocol, wire::kProtocolVersion),
-        true);
+    return refuse(from, StatusCode::kConfig,
+                  formatted("this worker speaks protocol {}, the job's server {}; install the same "
+                            "psplus version everywhere",
+                            request.protocol, wire::kProtocolVersion),
+                  true);
   const std::uint32_t world = peek(control.world_size);
   if (world != 0 && world != request.world_size)
-    return refuse(
-        from, StatusCode::kConfig,
-        fmt::format("rank {} says WORLD_SIZE is {}, but this job was started with {}; stop "
-                    "the other job or set PSPLUS_JOB to a name of its own",
-                    raw(request.rank), request.world_size, world),
-        true);
+    return refuse(from, StatusCode::kConfig,
+                  formatted("rank {} says WORLD_SIZE is {}, but this job was started with {}; stop "
+                            "the other job or set PSPLUS_JOB to a name of its own",
+                            raw(request.rank), request.world_size, world),
+                  true);
   if (request.world_size == 0 || raw(request.rank) >= request.world_size)
     return refuse(
         from, StatusCode::kConfig,
-        fmt::format("rank {} is not below WORLD_SIZE {}", raw(request.rank), request.world_size),
+        formatted("rank {} is not below WORLD_SIZE {}", raw(request.rank), request.world_size),
         true);
   for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
     const store::MemberEntry& entry = context_.member(MemberId{m});
@@ -136,13 +133,13 @@ void Roster::admit(ConnectionId from, const wire::Attach& request) {
   const auto place = place_for(request.rank);
   const std::uint32_t incarnation = peek(control.next_incarnation);
   if (!place || incarnation >= kLastIncarnation)
-    return refuse(
-        from, StatusCode::kNoSpace,
-        place ? "this job's server has attached 65,534 workers in its life; restart the job"
-              : fmt::format("a server takes {} workers at most; set PSPLUS_HOST_ID to split "
-                            "this host's workers over several servers",
-                            store::kMaxMembers),
-        true);
+    return refuse(from, StatusCode::kNoSpace,
+                  place
+                      ? "this job's server has attached 65,534 workers in its life; restart the job"
+                      : formatted("a server takes {} workers at most; set PSPLUS_HOST_ID to split "
+                                  "this host's workers over several servers",
+                                  store::kMaxMembers),
+                  true);
   const MemberId member = *place;
   const Incarnation life{static_cast<std::uint16_t>(incarnation)};
   const auto mailbox = store.create_mailbox(member, life);
@@ -273,9 +270,8 @@ void Roster::lost(ConnectionId connection) {
   const bool detaching = found->second.detaching;
   peers_.erase(found);
   if (!detaching) {
-    context_.emit(
-        Log{fmt::format("rank {} (process {}) is gone", peek(context_.member(member).rank),
-                        peek(context_.member(member).process))});
+    context_.emit(Log{formatted("rank {} (process {}) is gone", peek(context_.member(member).rank),
+                                peek(context_.member(member).process))});
     begin_draining(member);
   }
   run_waiters();
@@ -284,12 +280,12 @@ void Roster::lost(ConnectionId connection) {
 void Roster::expel(MemberId member, const std::string& reason) {
   const auto connection = connection_of(member);
   context_.emit(
-      Log{fmt::format("rank {} (process {}) is expelled: {}", peek(context_.member(member).rank),
-                      peek(context_.member(member).process), reason)});
+      Log{formatted("rank {} (process {}) is expelled: {}", peek(context_.member(member).rank),
+                    peek(context_.member(member).process), reason)});
   unresumed_.erase(member);
   if (connection) {
     refuse(*connection, StatusCode::kClosed,
-           fmt::format("the server expelled this worker: {}", reason), true);
+           formatted("the server expelled this worker: {}", reason), true);
     peers_.erase(*connection);
   }
   if (member_state(context_.control(), member) != MemberState::kFree) begin_draining(member);

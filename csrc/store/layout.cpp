@@ -5,9 +5,7 @@
 #include <stdexcept>
 #include <unordered_set>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
+#include "base/format.hpp"
 #include "store/limits.hpp"
 #include "store/words.hpp"
 #include "wire/codec.hpp"
@@ -21,7 +19,7 @@ constexpr std::size_t kMaxDimensions = 64;
 constexpr std::size_t kMaxChunkBytes = std::size_t{1} << 30;
 
 std::string describe(const ParamSpec& param) {
-  return fmt::format("{} of shape [{}]", name(param.dtype), fmt::join(param.shape, ", "));
+  return formatted("{} of shape [{}]", name(param.dtype), joined(param.shape, ", "));
 }
 
 }  // namespace
@@ -36,20 +34,20 @@ ExtentLayout::ExtentLayout(std::vector<ParamSpec> params, std::size_t chunk_byte
     : params_(std::move(params)), chunk_bytes_(chunk_bytes) {
   if (chunk_bytes == 0 || chunk_bytes % kAlignment != 0 || chunk_bytes > kMaxChunkBytes)
     throw std::invalid_argument(
-        fmt::format("chunk_bytes must be a multiple of {} from {} to {}, got {}", kAlignment,
-                    kAlignment, kMaxChunkBytes, chunk_bytes));
+        formatted("chunk_bytes must be a multiple of {} from {} to {}, got {}", kAlignment,
+                  kAlignment, kMaxChunkBytes, chunk_bytes));
   std::unordered_set<std::string_view> names;
   for (const ParamSpec& param : params_) {
     if (!names.insert(param.name).second)
-      throw std::invalid_argument(fmt::format("two parameters are named '{}'", param.name));
+      throw std::invalid_argument(formatted("two parameters are named '{}'", param.name));
     double elements = 1;
     for (const std::int64_t size : param.shape) {
       if (size < 0)
-        throw std::invalid_argument(fmt::format("parameter '{}' has a negative size", param.name));
+        throw std::invalid_argument(formatted("parameter '{}' has a negative size", param.name));
       elements *= static_cast<double>(size);
     }
     if (elements > 0x1p48)
-      throw std::invalid_argument(fmt::format("parameter '{}' is too large", param.name));
+      throw std::invalid_argument(formatted("parameter '{}' is too large", param.name));
   }
 
   places_.resize(params_.size());
@@ -62,7 +60,7 @@ ExtentLayout::ExtentLayout(std::vector<ParamSpec> params, std::size_t chunk_byte
       places_[i] = {end, param.element_count() * scalars_per_element(param.dtype), section};
       end = round_up(places_[i].byte_end(), kAlignment);
       if (end / chunk_bytes_ + 16 > ChunkEntry::kMaxUnits)  // room for spare units
-        throw std::invalid_argument(fmt::format(
+        throw std::invalid_argument(formatted(
             "an extent of {} bytes needs more than 2^24 chunks of {} bytes; split the parameters "
             "over several wraps",
             end, chunk_bytes_));
@@ -121,7 +119,7 @@ Result<ExtentLayout> ExtentLayout::parse(std::span<const std::byte> bytes) {
   try {
     return ExtentLayout{std::move(params), chunk_bytes};
   } catch (const std::invalid_argument& error) {
-    return Status{StatusCode::kInternal, fmt::format("a damaged layout: {}", error.what())};
+    return Status{StatusCode::kInternal, formatted("a damaged layout: {}", error.what())};
   }
 }
 
@@ -132,23 +130,23 @@ Status match_layouts(const ExtentLayout& theirs, const ExtentLayout& mine, Rank 
     if (a[i] == b[i]) continue;
     if (a[i].name != b[i].name)
       return {StatusCode::kLayoutMismatch,
-              fmt::format("parameter {} is '{}' on rank {}, but '{}' in the job; build the same "
-                          "model and optimizer on every rank",
-                          i, b[i].name, raw(rank), a[i].name)};
+              formatted("parameter {} is '{}' on rank {}, but '{}' in the job; build the same "
+                        "model and optimizer on every rank",
+                        i, b[i].name, raw(rank), a[i].name)};
     return {StatusCode::kLayoutMismatch,
-            fmt::format("parameter '{}' is {} on rank {}, but {} in the job; build the same model "
-                        "on every rank",
-                        b[i].name, describe(b[i]), raw(rank), describe(a[i]))};
+            formatted("parameter '{}' is {} on rank {}, but {} in the job; build the same model "
+                      "on every rank",
+                      b[i].name, describe(b[i]), raw(rank), describe(a[i]))};
   }
   if (a.size() != b.size())
     return {StatusCode::kLayoutMismatch,
-            fmt::format("rank {} has {} parameters, the job has {}; the first extra one is '{}'",
-                        raw(rank), b.size(), a.size(),
-                        (b.size() > a.size() ? b[a.size()] : a[b.size()]).name)};
+            formatted("rank {} has {} parameters, the job has {}; the first extra one is '{}'",
+                      raw(rank), b.size(), a.size(),
+                      (b.size() > a.size() ? b[a.size()] : a[b.size()]).name)};
   if (theirs.chunk_bytes() != mine.chunk_bytes())
     return {StatusCode::kLayoutMismatch,
-            fmt::format("rank {} uses chunks of {} bytes, the job uses {}", raw(rank),
-                        mine.chunk_bytes(), theirs.chunk_bytes())};
+            formatted("rank {} uses chunks of {} bytes, the job uses {}", raw(rank),
+                      mine.chunk_bytes(), theirs.chunk_bytes())};
   return {};
 }
 

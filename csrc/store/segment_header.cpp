@@ -1,7 +1,5 @@
 #include "store/segment_header.hpp"
 
-#include <fmt/format.h>
-
 namespace psplus::store {
 
 std::string_view to_string(SegmentKind kind) noexcept {

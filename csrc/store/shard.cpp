@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "kernels/relaxed_copy.hpp"
 
 namespace psplus::store {
@@ -85,7 +84,7 @@ Result<BatchId> ShardView::read_chunk(ChunkIndex chunk, std::span<std::byte> out
 
 Status ShardView::busy(ChunkIndex chunk, int tries) {
   return {StatusCode::kBusy,
-          fmt::format("chunk {} changed during each of {} reads", raw(chunk), tries)};
+          formatted("chunk {} changed during each of {} reads", raw(chunk), tries)};
 }
 
 Result<FreeUnits> FreeUnits::derive(const ShardView& shard) {
@@ -95,7 +94,7 @@ Result<FreeUnits> FreeUnits::derive(const ShardView& shard) {
     const auto now = ChunkEntry::unpack(shard.entry(ChunkIndex{c}).load(std::memory_order_acquire));
     if (raw(now.unit) >= header.unit_count || used[index(now.unit)])
       return Status{StatusCode::kInternal,
-                    fmt::format("chunk {} names unit {}, which is taken", c, raw(now.unit))};
+                    formatted("chunk {} names unit {}, which is taken", c, raw(now.unit))};
     used[index(now.unit)] = true;
   }
   FreeUnits free;

@@ -1,10 +1,10 @@
 #include "store/store.hpp"
 
+#include "base/format.hpp"
+
 #include <algorithm>
 #include <cstring>
 #include <string>
-
-#include <fmt/format.h>
 
 namespace psplus::store {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 Status missing(std::string_view what) {
-  return {StatusCode::kInternal, fmt::format("cannot take over: {} is missing or damaged", what)};
+  return {StatusCode::kInternal, formatted("cannot take over: {} is missing or damaged", what)};
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ Status Store::index_shard(const SegmentHandle& segment) {
   if (!layout.ok()) return layout.status();
   if (layout->chunk_count() != view.header().chunk_count ||
       layout->chunk_bytes() != view.header().unit_bytes)
-    return missing(fmt::format("the layout of extent {}", header.owner));
+    return missing(formatted("the layout of extent {}", header.owner));
   auto free = FreeUnits::derive(view);
   if (!free.ok()) return free.status();
   shards_.emplace(header.owner,
@@ -162,13 +162,13 @@ Status Store::index_worker_segment(const SegmentHandle& segment) {
 Status Store::check_complete() const {
   for (std::size_t e = 0; e < kMaxExtents; ++e)
     if (control_->extents[e].open.load(std::memory_order_acquire) == 1 && !shards_.contains(e))
-      return missing(fmt::format("the shard of extent {}", e));
+      return missing(formatted("the shard of extent {}", e));
   for (std::size_t m = 0; m < kMaxMembers; ++m) {
     const MemberEntry& entry = control_->members[m];
     const auto state = static_cast<MemberState>(entry.state.load(std::memory_order_acquire));
     if (state != MemberState::kLive && state != MemberState::kDraining) continue;
     const MemberId member{static_cast<std::uint16_t>(m)};
-    if (!has_mailbox(member)) return missing(fmt::format("the mailbox of member {}", m));
+    if (!has_mailbox(member)) return missing(formatted("the mailbox of member {}", m));
     for (const StreamEntry& stream : control_->streams) {
       if (stream.open.load(std::memory_order_acquire) == 0) continue;
       const PushMark dedup = PushMark::unpack(stream.members[m].dedup.load(kRelaxed));
@@ -179,7 +179,7 @@ Status Store::check_complete() const {
         continue;
       for (std::uint32_t i = 0; i < stream.extent_count.load(kRelaxed); ++i)
         if (!slots(member, ExtentId{stream.extents[i].load(kRelaxed)}))
-          return missing(fmt::format("a slots segment of member {}", m));
+          return missing(formatted("a slots segment of member {}", m));
     }
   }
   return {};
@@ -187,7 +187,7 @@ Status Store::check_complete() const {
 
 Result<SegmentHandle> Store::make(SegmentKind kind, std::size_t size, std::uint32_t owner,
                                   ExtentId extent, Incarnation incarnation) {
-  auto made = source_.create(fmt::format("psplus-{}", to_string(kind)), size);
+  auto made = source_.create(formatted("psplus-{}", to_string(kind)), size);
   if (!made.ok()) return made.status();
   const std::uint32_t id = control_->next_segment.load(kRelaxed);
   put(control_->next_segment, id + 1);

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
+#include "base/format.hpp"
 #include "base/futex.hpp"
 #include "kernels/kernels.hpp"
 #include "server/gate.hpp"
@@ -40,8 +38,8 @@ Status DenseStream::still_hopeful(std::string_view what, TimePoint since) const 
   const std::string who = missing_workers(since, all_alive);
   if (all_alive && waited < options_.straggler_timeout) return {};
   return {StatusCode::kTimeout,
-          fmt::format("rank {} waited {:.1f} s for {}; {}", raw(session_->options().rank),
-                      to_seconds(waited), what, who)};
+          formatted("rank {} waited {:.1f} s for {}; {}", raw(session_->options().rank),
+                    to_seconds(waited), what, who)};
 }
 
 /// Names the workers that the stream's gates wait for, and whether each has shown life.
@@ -60,13 +58,13 @@ std::string DenseStream::missing_workers(TimePoint since, bool& all_alive) const
     const auto silent = Clock::now() - std::max(sign, since);
     const bool alive = silent < options_.timeout;
     all_alive = all_alive && alive;
-    parts.push_back(fmt::format(
+    parts.push_back(formatted(
         "rank {} (process {}) is at step {}{}",
         control.members[m].rank.load(std::memory_order_relaxed),
         control.members[m].process.load(std::memory_order_relaxed), raw(clock),
-        alive ? " and alive" : fmt::format(" and silent for {:.1f} s", to_seconds(silent))));
+        alive ? " and alive" : formatted(" and silent for {:.1f} s", to_seconds(silent))));
   }
-  return parts.empty() ? "no worker is behind" : fmt::format("{}", fmt::join(parts, "; "));
+  return parts.empty() ? "no worker is behind" : joined(parts, "; ");
 }
 
 Status DenseStream::wait_for_slot() {

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "base/futex.hpp"
 #include "kernels/kernels.hpp"
 #include "server/gate.hpp"

@@ -1,9 +1,10 @@
 #include "worker/held_segments.hpp"
 
+#include "base/format.hpp"
+
 #include <cerrno>
 #include <utility>
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 namespace psplus::worker {
@@ -21,7 +22,7 @@ bool belongs_to_a_member(SegmentKind kind) {
 Status HeldSegments::add(SegmentId id, UniqueFd fd) {
   SegmentHeader header{};
   if (::pread(fd.get(), &header, sizeof(header), 0) != sizeof(header))
-    return Status::from_errno("pread", fmt::format("segment {}", raw(id)), errno);
+    return Status::from_errno("pread", formatted("segment {}", raw(id)), errno);
   if (header.magic != SegmentHeader::kMagic || header.id != id)
     return {StatusCode::kInternal,
             "a segment has a wrong header; workers and server must run the same psplus version"};

@@ -1,10 +1,11 @@
 #include "worker/server_process.hpp"
 
+#include "base/format.hpp"
+
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 
-#include <fmt/format.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -59,9 +60,9 @@ Result<wire::BootReply> start_server(const std::string& server_path, const std::
                                       &options.attributes, arguments, environ);
       error != 0)
     return Status{StatusCode::kConfig,
-                  fmt::format("cannot run the server {}: {}; reinstall psplus or set PSPLUS_SERVER "
-                              "to its psplus-server executable",
-                              server_path, std::strerror(error))};
+                  formatted("cannot run the server {}: {}; reinstall psplus or set PSPLUS_SERVER "
+                            "to its psplus-server executable",
+                            server_path, std::strerror(error))};
   theirs = UnixSocket{};  // so that a server that dies shows as end of file
   int status = 0;
   while (::waitpid(starter, &status, 0) < 0 && errno == EINTR) {
@@ -70,7 +71,7 @@ Result<wire::BootReply> start_server(const std::string& server_path, const std::
   auto reply = wire::receive_boot_reply(mine, deadline);
   if (!reply.ok() && reply.status().code() == StatusCode::kPeerLost)
     return Status{StatusCode::kPeerLost,
-                  fmt::format("the server ended while it started; see {}/server.log", job_dir)};
+                  formatted("the server ended while it started; see {}/server.log", job_dir)};
   return reply;
 }
 

@@ -5,11 +5,11 @@
 #include <cerrno>
 #include <utility>
 
-#include <fmt/format.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/format.hpp"
 #include "base/futex.hpp"
 
 namespace psplus::worker {
@@ -35,12 +35,11 @@ Result<std::shared_ptr<Session>> Session::connect(SessionOptions options) {
   while (!session->attached_ && session->failure_.ok()) {
     if (session->options_.interrupted()) return Status{StatusCode::kClosed, "interrupted"};
     if (deadline.passed())
-      return Status{
-          StatusCode::kTimeout,
-          fmt::format("rank {} could not attach to the server of this job within {} s; see "
-                      "{}/server.log",
-                      raw(session->options_.rank), to_seconds(session->options_.timeout),
-                      session->options_.job_dir)};
+      return Status{StatusCode::kTimeout,
+                    formatted("rank {} could not attach to the server of this job within {} s; see "
+                              "{}/server.log",
+                              raw(session->options_.rank), to_seconds(session->options_.timeout),
+                              session->options_.job_dir)};
     session->changed_.wait_for(lock, kLook);
   }
   if (!session->failure_.ok()) return session->failure_;
@@ -99,8 +98,8 @@ Status Session::close(nanoseconds timeout) {
     if (!deadline.passed()) return {};
     return {
         StatusCode::kTimeout,
-        fmt::format("rank {} left without an answer: its last pushes were not applied within {} s",
-                    raw(options_.rank), to_seconds(timeout))};
+        formatted("rank {} left without an answer: its last pushes were not applied within {} s",
+                  raw(options_.rank), to_seconds(timeout))};
   });
   if (!answer.ok() && answer.status().code() != StatusCode::kClosed) result = answer.status();
   thread_->request_stop();
@@ -137,10 +136,10 @@ Status Session::check_server(TimePoint waiting_since) const {
   if (silent < options_.timeout + (reconnecting ? kGrace : nanoseconds{0})) return {};
   return {
       StatusCode::kTimeout,
-      fmt::format("the server of this job (process {}) has given no sign of life for {:.1f} s; see "
-                  "{}/server.log",
-                  control_->server_process.load(std::memory_order_relaxed), to_seconds(silent),
-                  options_.job_dir)};
+      formatted("the server of this job (process {}) has given no sign of life for {:.1f} s; see "
+                "{}/server.log",
+                control_->server_process.load(std::memory_order_relaxed), to_seconds(silent),
+                options_.job_dir)};
 }
 
 std::shared_ptr<Segment> Session::segment(store::SegmentKind kind, ExtentId extent) const {

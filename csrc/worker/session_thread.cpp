@@ -5,13 +5,13 @@
 #include <thread>
 #include <utility>
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/format.hpp"
 #include "runtime/shm/job_files.hpp"
 #include "worker/server_process.hpp"
 #include "worker/session.hpp"
@@ -41,7 +41,7 @@ void Session::run(std::stop_token stop) noexcept {
       if (attached_) restarts_.fetch_add(1, std::memory_order_relaxed);
     }
   } catch (const std::exception& error) {
-    fail({StatusCode::kInternal, fmt::format("the session's thread: {}", error.what())});
+    fail({StatusCode::kInternal, formatted("the session's thread: {}", error.what())});
   }
 }
 
@@ -86,14 +86,14 @@ Status Session::establish(std::stop_token stop) {
           break;
         case wire::BootResult::kFailed:
           last = {StatusCode::kPeerLost,
-                  fmt::format("the server of this job could not be started: {}", reply->text)};
+                  formatted("the server of this job could not be started: {}", reply->text)};
           break;
       }
     }
     if (deadline.passed())
-      return {last.code(), fmt::format("{} (rank {} gave up after {} s; see {})", last.message(),
-                                       raw(options_.rank), to_seconds(options_.timeout),
-                                       shm::log_path(options_.job_dir))};
+      return {last.code(), formatted("{} (rank {} gave up after {} s; see {})", last.message(),
+                                     raw(options_.rank), to_seconds(options_.timeout),
+                                     shm::log_path(options_.job_dir))};
     std::this_thread::sleep_for(retry);  // the winner of the race may be about to listen
     retry = std::min(retry * 2, kLongestRetry);
   }

@@ -4,9 +4,7 @@
 #include <set>
 #include <vector>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
+#include "base/format.hpp"
 #include "base/segment.hpp"
 
 namespace psplus::worker {
@@ -75,13 +73,12 @@ Result<wire::StreamReady> register_stream(Session& session, const StreamOptions&
     std::vector<std::uint32_t> missing;
     for (std::uint32_t rank = 0; rank < world; ++rank)
       if (!roll.registered.contains(rank)) missing.push_back(rank);
-    return {
-        StatusCode::kTimeout,
-        fmt::format("{} of {} workers joined; rank {} {} missing after {:.1f} s without an "
-                    "arrival. Start all ranks with the same PSPLUS_JOB (or under one torchrun), "
-                    "or set WORLD_SIZE to the number of workers",
-                    roll.registered.size(), world, fmt::join(missing, ", "),
-                    missing.size() == 1 ? "is" : "are", to_seconds(silent))};
+    return {StatusCode::kTimeout,
+            formatted("{} of {} workers joined; rank {} {} missing after {:.1f} s without an "
+                      "arrival. Start all ranks with the same PSPLUS_JOB (or under one torchrun), "
+                      "or set WORLD_SIZE to the number of workers",
+                      roll.registered.size(), world, joined(missing, ", "),
+                      missing.size() == 1 ? "is" : "are", to_seconds(silent))};
   };
   auto answer = session.ask(wire::OpenStream{.stream = options.stream,
                                              .mode = options.mode,

@@ -1,10 +1,11 @@
 #include "runtime/shm/job_files.hpp"
 
+#include "base/format.hpp"
+
 #include <cerrno>
 #include <thread>
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,7 +44,7 @@ Result<UniqueFd> take_server_lock(const std::string& job_dir) {
 }
 
 Result<UniqueFd> lock_control(const UniqueFd& control, Deadline deadline) {
-  const std::string path = fmt::format("/proc/self/fd/{}", control.get());
+  const std::string path = formatted("/proc/self/fd/{}", control.get());
   UniqueFd fd{::open(path.c_str(), O_RDWR | O_CLOEXEC)};
   if (!fd) return Status::from_errno("open", "the control segment", errno);
   struct flock lock {};

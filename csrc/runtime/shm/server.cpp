@@ -5,11 +5,11 @@
 #include <random>
 #include <utility>
 
-#include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/format.hpp"
 #include "base/futex.hpp"
 #include "runtime/shm/job_files.hpp"
 #include "runtime/shm/survivors.hpp"
@@ -50,7 +50,7 @@ Result<std::vector<std::byte>> read_whole(const UniqueFd& fd, std::uint64_t size
         ::pread(fd.get(), bytes.data() + done, size - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return Status::from_errno("pread", what, errno);
-    if (got == 0) return Status{StatusCode::kInternal, fmt::format("{} is cut short", what)};
+    if (got == 0) return Status{StatusCode::kInternal, formatted("{} is cut short", what)};
     done += static_cast<std::uint64_t>(got);
   }
   return bytes;

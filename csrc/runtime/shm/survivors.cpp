@@ -1,12 +1,12 @@
 #include "runtime/shm/survivors.hpp"
 
+#include "base/format.hpp"
+
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
 #include <optional>
 #include <sstream>
-
-#include <fmt/format.h>
 
 namespace psplus::shm {
 namespace {
@@ -15,7 +15,7 @@ std::string file_of(const std::string& job_dir) { return job_dir + "/workers"; }
 
 /// Clock ticks from boot to the start of a process: tells a process from a later one with its id.
 std::optional<std::uint64_t> start_time(std::uint32_t process) {
-  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  std::ifstream file(formatted("/proc/{}/stat", process));
   std::string text;
   // Up to a NUL, which it does not have. Unlike an iterator this does not throw when the process
   // ends between opening and reading.

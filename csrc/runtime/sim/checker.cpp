@@ -1,8 +1,8 @@
 #include "runtime/sim/checker.hpp"
 
-#include <algorithm>
+#include "base/format.hpp"
 
-#include <fmt/format.h>
+#include <algorithm>
 
 namespace psplus::sim {
 namespace {
@@ -49,7 +49,7 @@ void Checker::published(StreamId id, LifeId life, Sequence sequence, PushFacts f
   Life& entry = stream.lives[life];
   if (raw(sequence) != entry.pushes.size() + 1)
     return fail("order",
-                fmt::format("push {} was published after {}", raw(sequence), entry.pushes.size()));
+                formatted("push {} was published after {}", raw(sequence), entry.pushes.size()));
   const bool step = (facts.flags & store::kPushSet) == 0;
   entry.pushes.push_back({.facts = std::move(facts), .batch = {}, .staleness = 0});
   ++pushes_published_;
@@ -60,33 +60,32 @@ void Checker::published(StreamId id, LifeId life, Sequence sequence, PushFacts f
   for (std::uint64_t s = entry.applied; s < entry.pushes.size(); ++s)
     if ((entry.pushes[s].facts.flags & store::kPushSet) == 0) ++clock;
   if (const auto least = least_clock(id, index(life.member)); least && clock > *least + bound + 1)
-    fail("bound",
-         fmt::format("member {} publishes step {} on stream {} while another is at {}; the "
-                     "bound is {}",
-                     raw(life.member), clock, raw(id), *least, bound));
+    fail("bound", formatted("member {} publishes step {} on stream {} while another is at {}; the "
+                            "bound is {}",
+                            raw(life.member), clock, raw(id), *least, bound));
 }
 
 void Checker::saw_applied(StreamId id, LifeId life, Sequence sequence, std::uint64_t staleness) {
   if (violation_) return;
   Stream& stream = streams_[index(id)];
   const Life& entry = stream.lives[life];
-  const auto found = fmt::format("member {} sees push {} on stream {} applied", raw(life.member),
-                                 raw(sequence), raw(id));
+  const auto found = formatted("member {} sees push {} on stream {} applied", raw(life.member),
+                               raw(sequence), raw(id));
   if (raw(sequence) > entry.applied)
     return fail("own-push",
-                fmt::format("{}, but the last one in a batch is {}", found, entry.applied));
+                formatted("{}, but the last one in a batch is {}", found, entry.applied));
   const Push& push = entry.pushes[raw(sequence) - 1];
   const auto state = store::RecordState::unpack(peek(control_->record.state));
   if (state.batch < push.batch || (state.batch == push.batch && state.open))
     return fail("own-push",
-                fmt::format("{}, but its batch {} is not closed", found, raw(push.batch)));
+                formatted("{}, but its batch {} is not closed", found, raw(push.batch)));
   const store::StreamMember& words = control_->streams[index(id)].members[index(life.member)];
   const auto dedup = store::PushMark::unpack(peek(words.dedup));
   if (dedup.incarnation != life.incarnation || dedup.sequence < sequence)
-    return fail("own-push", fmt::format("{}, but its counters are not there yet", found));
+    return fail("own-push", formatted("{}, but its counters are not there yet", found));
   if (staleness != push.staleness)
     fail("staleness",
-         fmt::format("{} with staleness {}, expected {}", found, staleness, push.staleness));
+         formatted("{} with staleness {}, expected {}", found, staleness, push.staleness));
 }
 
 void Checker::saw_released(StreamId id, LifeId life, std::uint64_t clock) {
@@ -94,9 +93,9 @@ void Checker::saw_released(StreamId id, LifeId life, std::uint64_t clock) {
   if (bound == store::kNoBound || violation_) return;
   const auto least = least_clock(id, index(life.member));
   if (least && clock > *least + bound)
-    fail("bound", fmt::format("member {} has its reply to step {} on stream {} while another is at "
-                              "{}; the bound is {}",
-                              raw(life.member), clock, raw(id), *least, bound));
+    fail("bound", formatted("member {} has its reply to step {} on stream {} while another is at "
+                            "{}; the bound is {}",
+                            raw(life.member), clock, raw(id), *least, bound));
 }
 
 void Checker::arrived(StreamId stream, LifeId life, std::uint64_t barrier) {
@@ -107,8 +106,8 @@ void Checker::passed(StreamId id, std::uint64_t barrier) {
   for (const auto& [life, entry] : streams_[index(id)].lives) {
     if (entry.mail == nullptr || entry.arrived >= barrier) continue;
     if ((peek(entry.mail->published) & store::PushMark::kClosed) != 0) continue;  // expelled
-    return fail("barrier", fmt::format("barrier {} of stream {} opened without member {}", barrier,
-                                       raw(id), raw(life.member)));
+    return fail("barrier", formatted("barrier {} of stream {} opened without member {}", barrier,
+                                     raw(id), raw(life.member)));
   }
 }
 
@@ -119,8 +118,8 @@ BatchId Checker::contained_in(StreamId id, const worker::StepVector& vector) {
     const std::uint64_t pushes = vector.pushes[m];
     if (pushes == 0) continue;
     if (pushes > stream.batch_of_push[m].size()) {
-      fail("counters", fmt::format("a step vector counts {} pushes of member {}, there are {}",
-                                   pushes, m, stream.batch_of_push[m].size()));
+      fail("counters", formatted("a step vector counts {} pushes of member {}, there are {}",
+                                 pushes, m, stream.batch_of_push[m].size()));
       return least;
     }
     least = std::max(least, stream.batch_of_push[m][pushes - 1]);
@@ -142,9 +141,9 @@ void Checker::read_chunk(StreamId stream, ChunkIndex chunk, BatchId batch,
   const ExpectedShard& shard = streams_[index(stream)].shard;
   if (auto wrong = shard.compare(chunk, batch, bytes)) return fail("contents", *wrong);
   if (const BatchId needed = shard.last_change(chunk, at_least); batch < needed)
-    fail("own-push", fmt::format("chunk {} of stream {} was read as batch {} left it, but batch {} "
-                                 "was promised",
-                                 raw(chunk), raw(stream), raw(batch), raw(needed)));
+    fail("own-push", formatted("chunk {} of stream {} was read as batch {} left it, but batch {} "
+                               "was promised",
+                               raw(chunk), raw(stream), raw(batch), raw(needed)));
 }
 
 void Checker::read_cut(StreamId id, MemberId reader, const store::PullView& view,
@@ -155,31 +154,31 @@ void Checker::read_cut(StreamId id, MemberId reader, const store::PullView& view
   const BatchId batch{peek(cut.batch)};
   if (batch < at_least)
     return fail("cut",
-                fmt::format("member {} got a cut at batch {}, which lacks its push in batch {}",
-                            raw(reader), raw(batch), raw(at_least)));
+                formatted("member {} got a cut at batch {}, which lacks its push in batch {}",
+                          raw(reader), raw(batch), raw(at_least)));
   const std::size_t bytes = stream.shard.layout().chunk_bytes();
   for (std::uint32_t c = 0; c < stream.shard.layout().chunk_count(); ++c) {
     const ChunkIndex chunk{c};
     if (auto wrong = stream.shard.compare(chunk, stream.shard.last_change(chunk, batch),
                                           view.values(buffer).subspan(c * bytes, bytes)))
-      return fail("cut", fmt::format("a cut at batch {}: {}", raw(batch), *wrong));
+      return fail("cut", formatted("a cut at batch {}: {}", raw(batch), *wrong));
   }
   const auto after =
       std::upper_bound(stream.history.begin(), stream.history.end(), batch,
                        [](BatchId b, const Counters& counters) { return b < counters.batch; });
   const Counters expected = after == stream.history.begin() ? Counters{} : *std::prev(after);
   if (peek(cut.total_pushes) != expected.total)
-    return fail("cut", fmt::format("a cut at batch {} counts {} steps, expected {}", raw(batch),
-                                   peek(cut.total_pushes), expected.total));
+    return fail("cut", formatted("a cut at batch {} counts {} steps, expected {}", raw(batch),
+                                 peek(cut.total_pushes), expected.total));
   for (std::size_t m = 0; m < kTracked; ++m)
     if (peek(cut.pushes[m]) != expected.pushes[m])
-      return fail("cut", fmt::format("a cut at batch {} counts {} pushes of member {}, expected {}",
-                                     raw(batch), peek(cut.pushes[m]), m, expected.pushes[m]));
+      return fail("cut", formatted("a cut at batch {} counts {} pushes of member {}, expected {}",
+                                   raw(batch), peek(cut.pushes[m]), m, expected.pushes[m]));
 }
 
 void Checker::stopped(std::size_t present) {
   if (present != 0)
-    fail("stop", fmt::format("the server ended although {} workers were attached", present));
+    fail("stop", formatted("the server ended although {} workers were attached", present));
 }
 
 void Checker::finish(StreamId id, const store::ShardView& view) {
@@ -187,27 +186,26 @@ void Checker::finish(StreamId id, const store::ShardView& view) {
   const Stream& stream = streams_[index(id)];
   for (const auto& [life, entry] : stream.lives)
     if (entry.applied != entry.pushes.size())
-      return fail(
-          "exactly-once",
-          fmt::format("member {}, life {} published {} pushes on stream {}, {} were applied",
-                      raw(life.member), raw(life.incarnation), entry.pushes.size(), raw(id),
-                      entry.applied));
+      return fail("exactly-once",
+                  formatted("member {}, life {} published {} pushes on stream {}, {} were applied",
+                            raw(life.member), raw(life.incarnation), entry.pushes.size(), raw(id),
+                            entry.applied));
   const store::StreamEntry& words = control_->streams[index(id)];
   if (peek(words.total_pushes) != stream.now.total)
-    return fail("counters", fmt::format("stream {} ends with {} steps, expected {}", raw(id),
-                                        peek(words.total_pushes), stream.now.total));
+    return fail("counters", formatted("stream {} ends with {} steps, expected {}", raw(id),
+                                      peek(words.total_pushes), stream.now.total));
   for (std::size_t m = 0; m < kTracked; ++m)
     if (peek(words.members[m].pushes) != stream.now.pushes[m])
-      return fail("counters", fmt::format("member {} ends with {} pushes, expected {}", m,
-                                          peek(words.members[m].pushes), stream.now.pushes[m]));
+      return fail("counters", formatted("member {} ends with {} pushes, expected {}", m,
+                                        peek(words.members[m].pushes), stream.now.pushes[m]));
   std::vector<std::byte> bytes(stream.shard.layout().chunk_bytes());
   for (std::uint32_t c = 0; c < stream.shard.layout().chunk_count(); ++c) {
     const auto batch = view.read_chunk(ChunkIndex{c}, bytes);
     if (!batch.ok()) return fail("contents", batch.status().message());
     const BatchId newest = stream.shard.last_change(ChunkIndex{c}, last_state_.batch);
     if (*batch != newest)
-      return fail("contents", fmt::format("chunk {} of stream {} ends at batch {}, expected {}", c,
-                                          raw(id), raw(*batch), raw(newest)));
+      return fail("contents", formatted("chunk {} of stream {} ends at batch {}, expected {}", c,
+                                        raw(id), raw(*batch), raw(newest)));
     if (auto wrong = stream.shard.compare(ChunkIndex{c}, *batch, bytes))
       return fail("contents", *wrong);
   }

@@ -1,9 +1,9 @@
 // What a checker makes of the server's words: registrations, records opened and closed.
 
+#include "base/format.hpp"
+
 #include <algorithm>
 #include <cmath>
-
-#include <fmt/format.h>
 
 #include "runtime/sim/checker.hpp"
 
@@ -20,8 +20,8 @@ T peek(const std::atomic<T>& word) {
 }
 
 std::string name_of(LifeId life, std::uint64_t sequence) {
-  return fmt::format("push {} of member {}, life {}", sequence, raw(life.member),
-                     raw(life.incarnation));
+  return formatted("push {} of member {}, life {}", sequence, raw(life.member),
+                   raw(life.incarnation));
 }
 
 }  // namespace
@@ -33,17 +33,17 @@ void Checker::observe() {
   if (state.batch == last_state_.batch && state.open == last_state_.open) return;
   if (state.open) {
     if (last_state_.open)
-      return fail("record", fmt::format("batch {} was opened while batch {} was open",
-                                        raw(state.batch), raw(last_state_.batch)));
+      return fail("record", formatted("batch {} was opened while batch {} was open",
+                                      raw(state.batch), raw(last_state_.batch)));
     if (raw(state.batch) != raw(last_state_.batch) + 1)
-      return fail("record", fmt::format("batch {} follows batch {}", raw(state.batch),
-                                        raw(last_state_.batch)));
+      return fail("record",
+                  formatted("batch {} follows batch {}", raw(state.batch), raw(last_state_.batch)));
     opened(state.batch);
   } else {
     if (!last_state_.open || last_state_.batch != state.batch)
       return fail("record",
-                  fmt::format("batch {} was closed, but batch {} was {}", raw(state.batch),
-                              raw(last_state_.batch), last_state_.open ? "open" : "closed"));
+                  formatted("batch {} was closed, but batch {} was {}", raw(state.batch),
+                            raw(last_state_.batch), last_state_.open ? "open" : "closed"));
     closed(state.batch);
   }
   last_state_ = state;
@@ -80,8 +80,8 @@ void Checker::registered(StreamId id, MemberId member) {
   if (peek(control_->members[index(member)].founder) == 1) expected = std::min(expected, own);
   // Alone, it may also enter where a registration that a dead server did not finish had put it.
   if (clock != expected && (least || clock < own))
-    return fail("join", fmt::format("member {} joins stream {} at clock {}, expected {}",
-                                    raw(member), raw(id), clock, expected));
+    return fail("join", formatted("member {} joins stream {} at clock {}, expected {}", raw(member),
+                                  raw(id), clock, expected));
   stream.now.clock[index(member)] = clock;
 }
 
@@ -118,16 +118,16 @@ void Checker::opened(BatchId batch) {
   const std::uint32_t count = peek(record.count);
   const auto kind = static_cast<BatchKind>(peek(record.kind));
   if (s >= streams_.size() || count == 0 || count > store::kMaxBatchPushes)
-    return fail("record", fmt::format("batch {} has {} pushes on stream {}", raw(batch), count, s));
+    return fail("record", formatted("batch {} has {} pushes on stream {}", raw(batch), count, s));
   open_stream_ = StreamId{static_cast<std::uint16_t>(s)};
   Stream& stream = streams_[s];
   const StreamPlan& plan = scenario_.streams[s];
   const BatchKind expected_kind =
       plan.mode() == store::Mode::kBsp ? BatchKind::kMean : BatchKind::kAdd;
   if (kind != BatchKind::kSet && kind != expected_kind)
-    return fail("record", fmt::format("batch {} is of kind {}", raw(batch), peek(record.kind)));
+    return fail("record", formatted("batch {} is of kind {}", raw(batch), peek(record.kind)));
   if (kind == BatchKind::kAdd && count > scenario_.config.max_batch_pushes)
-    return fail("record", fmt::format("batch {} has {} pushes", raw(batch), count));
+    return fail("record", formatted("batch {} has {} pushes", raw(batch), count));
 
   open_pushes_.clear();
   const std::uint32_t workers = std::max(1U, active_count(open_stream_));
@@ -135,8 +135,8 @@ void Checker::opened(BatchId batch) {
     if (!include(stream, batch, record.entries[i], kind, workers)) return;
   if (kind == BatchKind::kMean) check_step_members(open_stream_, open_pushes_);
   if (peek(record.after_total) != stream.now.total)
-    return fail("counters", fmt::format("batch {} shall leave {} steps in all, expected {}",
-                                        raw(batch), peek(record.after_total), stream.now.total));
+    return fail("counters", formatted("batch {} shall leave {} steps in all, expected {}",
+                                      raw(batch), peek(record.after_total), stream.now.total));
   stream.now.batch = batch;
   stream.history.push_back(stream.now);
 
@@ -146,7 +146,7 @@ void Checker::opened(BatchId batch) {
     if (kind == BatchKind::kSet) {
       if (count != 1) return fail("record", "a set is not alone in its batch");
       if (push.facts.initial && stream.initialised)
-        return fail("initial-values", fmt::format("stream {} was given first values twice", s));
+        return fail("initial-values", formatted("stream {} was given first values twice", s));
       stream.initialised = true;
       stream.shard.replace(batch, push.facts.values);
       return;
@@ -158,10 +158,10 @@ void Checker::opened(BatchId batch) {
   }
   if (!stream.initialised)
     return fail("initial-values",
-                fmt::format("a step was applied to stream {} before it had values", s));
+                formatted("a step was applied to stream {} before it had values", s));
   if (kind == BatchKind::kMean && store::from_word(peek(record.mean_scale)) != 1.0 / count)
-    return fail("scale", fmt::format("batch {} divides by {} for {} pushes", raw(batch),
-                                     1.0 / store::from_word(peek(record.mean_scale)), count));
+    return fail("scale", formatted("batch {} divides by {} for {} pushes", raw(batch),
+                                   1.0 / store::from_word(peek(record.mean_scale)), count));
   stream.shard.subtract(batch, terms);
 }
 
@@ -171,7 +171,7 @@ bool Checker::include(Stream& stream, BatchId batch, const store::RecordEntry& e
   const LifeId life{MemberId{peek(entry.member)}, Incarnation{peek(entry.incarnation)}};
   const std::uint64_t sequence = peek(entry.sequence);
   const auto wrong = [&](std::string_view rule, std::string what) {
-    fail(rule, fmt::format("batch {}, {}: {}", raw(batch), name_of(life, sequence), what));
+    fail(rule, formatted("batch {}, {}: {}", raw(batch), name_of(life, sequence), what));
     return false;
   };
   const auto found = stream.lives.find(life);
@@ -179,7 +179,7 @@ bool Checker::include(Stream& stream, BatchId batch, const store::RecordEntry& e
     return wrong("exactly-once", "it was never published");
   if (sequence <= found->second.applied) return wrong("exactly-once", "it is applied again");
   if (sequence != found->second.applied + 1)
-    return wrong("order", fmt::format("it follows push {}", found->second.applied));
+    return wrong("order", formatted("it follows push {}", found->second.applied));
   Push& push = found->second.pushes[sequence - 1];
   const std::size_t m = index(life.member);
   const std::uint64_t foreign = stream.now.total - stream.now.pushes[m];
@@ -203,17 +203,16 @@ bool Checker::include(Stream& stream, BatchId batch, const store::RecordEntry& e
   if (kind == BatchKind::kAdd &&
       store::from_word(peek(entry.scale)) != push.facts.lambda / static_cast<double>(workers))
     return wrong("scale",
-                 fmt::format("its scale is {}, expected {} / {}",
-                             store::from_word(peek(entry.scale)), push.facts.lambda, workers));
+                 formatted("its scale is {}, expected {} / {}", store::from_word(peek(entry.scale)),
+                           push.facts.lambda, workers));
   if (peek(entry.after_clock) != stream.now.clock[m] ||
       peek(entry.after_pushes) != stream.now.pushes[m])
-    return wrong("counters",
-                 fmt::format("it shall leave clock {} and {} pushes, expected {} and {}",
-                             peek(entry.after_clock), peek(entry.after_pushes), stream.now.clock[m],
-                             stream.now.pushes[m]));
+    return wrong("counters", formatted("it shall leave clock {} and {} pushes, expected {} and {}",
+                                       peek(entry.after_clock), peek(entry.after_pushes),
+                                       stream.now.clock[m], stream.now.pushes[m]));
   if (peek(entry.staleness) != push.staleness)
-    return wrong("staleness", fmt::format("its staleness is {}, expected {}", peek(entry.staleness),
-                                          push.staleness));
+    return wrong("staleness", formatted("its staleness is {}, expected {}", peek(entry.staleness),
+                                        push.staleness));
   return true;
 }
 
@@ -224,7 +223,7 @@ void Checker::check_step_members(StreamId id, const std::vector<Included>& pushe
       return index(included.life.member) == m;
     });
     if (own > 1 || (own == 0 && is_active(id, m)))
-      return fail("bsp", fmt::format("a step holds {} pushes of member {}", own, m));
+      return fail("bsp", formatted("a step holds {} pushes of member {}", own, m));
   }
   const auto rank = [&](const Included& included) {
     return peek(control_->members[index(included.life.member)].rank);
@@ -238,8 +237,8 @@ void Checker::closed(BatchId batch) {
   const store::StreamEntry& entry = control_->streams[index(open_stream_)];
   const Stream& stream = streams_[index(open_stream_)];
   if (peek(entry.total_pushes) != stream.now.total)
-    return fail("counters", fmt::format("batch {} left {} steps in all, expected {}", raw(batch),
-                                        peek(entry.total_pushes), stream.now.total));
+    return fail("counters", formatted("batch {} left {} steps in all, expected {}", raw(batch),
+                                      peek(entry.total_pushes), stream.now.total));
   for (const Included& included : open_pushes_) {
     const std::size_t m = index(included.life.member);
     const store::StreamMember& words = entry.members[m];
@@ -247,11 +246,11 @@ void Checker::closed(BatchId batch) {
     if (peek(words.clock) != stream.now.clock[m] || peek(words.pushes) != stream.now.pushes[m] ||
         peek(words.dedup) != store::PushMark{included.life.incarnation, Sequence{applied}}.pack())
       return fail("counters",
-                  fmt::format("batch {} left member {} at clock {}, {} pushes, sequence {}; "
-                              "expected {}, {}, {}",
-                              raw(batch), m, peek(words.clock), peek(words.pushes),
-                              raw(store::PushMark::unpack(peek(words.dedup)).sequence),
-                              stream.now.clock[m], stream.now.pushes[m], applied));
+                  formatted("batch {} left member {} at clock {}, {} pushes, sequence {}; "
+                            "expected {}, {}, {}",
+                            raw(batch), m, peek(words.clock), peek(words.pushes),
+                            raw(store::PushMark::unpack(peek(words.dedup)).sequence),
+                            stream.now.clock[m], stream.now.pushes[m], applied));
   }
 }
 

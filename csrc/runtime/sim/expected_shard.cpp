@@ -1,10 +1,10 @@
 #include "runtime/sim/expected_shard.hpp"
 
+#include "base/format.hpp"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace psplus::sim {
 namespace {
@@ -77,16 +77,16 @@ std::optional<std::string> ExpectedShard::compare(ChunkIndex chunk, BatchId batc
                                                   std::span<const std::byte> bytes) const {
   const Version& version = at_or_before(chunk, batch);
   if (version.batch != batch)
-    return fmt::format("chunk {} claims to be made by batch {}, which did not change it (last: {})",
-                       raw(chunk), raw(batch), raw(version.batch));
+    return formatted("chunk {} claims to be made by batch {}, which did not change it (last: {})",
+                     raw(chunk), raw(batch), raw(version.batch));
   for (std::size_t i = 0; i < version.values.size(); ++i) {
     const Cell& cell = cells_[index(chunk)][i];
     const std::byte* const at = bytes.data() + cell.offset;
     const double found = cell.storage == Storage::float32 ? load<float>(at) : load<double>(at);
     if (found != version.values[i])
-      return fmt::format("chunk {} of batch {}: scalar {} of parameter {} is {}, expected {}",
-                         raw(chunk), raw(batch), cell.scalar - first_scalar_[cell.param],
-                         cell.param, found, version.values[i]);
+      return formatted("chunk {} of batch {}: scalar {} of parameter {} is {}, expected {}",
+                       raw(chunk), raw(batch), cell.scalar - first_scalar_[cell.param], cell.param,
+                       found, version.values[i]);
   }
   return std::nullopt;
 }

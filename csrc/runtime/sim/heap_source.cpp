@@ -4,8 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "store/limits.hpp"
 
 namespace psplus::sim {
@@ -14,11 +13,11 @@ Result<store::SegmentHandle> HeapSource::create(std::string_view label, std::siz
   ++created_;
   if (refused_ == created_)
     return Status{StatusCode::kNoSpace,
-                  fmt::format("the simulated machine has no {} bytes left for {}", size, label)};
+                  formatted("the simulated machine has no {} bytes left for {}", size, label)};
   const std::size_t reserved = store::round_up(size, store::kPageBytes);
   const std::shared_ptr<void> memory{std::aligned_alloc(store::kPageBytes, reserved), std::free};
   if (memory == nullptr)
-    return Status{StatusCode::kNoSpace, fmt::format("no {} bytes left for {}", size, label)};
+    return Status{StatusCode::kNoSpace, formatted("no {} bytes left for {}", size, label)};
   std::memset(memory.get(), 0, reserved);
   return store::SegmentHandle{
       .bytes = {static_cast<std::byte*>(memory.get()), size}, .owner = memory, .fd = -1};

@@ -3,8 +3,7 @@
 #include <atomic>
 #include <vector>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "kernels/relaxed_copy.hpp"
 #include "runtime/sim/world.hpp"
 
@@ -56,9 +55,9 @@ Task Reader::read(StreamId stream, ChunkIndex chunk) {
     world_.count_read();
     BatchId& last = last_[index(stream)][index(chunk)];
     if (now.batch < last)
-      world_.checker().fail("monotone",
-                            fmt::format("a reader sees batch {} of chunk {} after batch {}",
-                                        raw(now.batch), raw(chunk), raw(last)));
+      world_.checker().fail(
+          "monotone", formatted("a reader sees batch {} of chunk {} after batch {}", raw(now.batch),
+                                raw(chunk), raw(last)));
     last = now.batch;
     world_.checker().read_chunk(stream, chunk, now.batch, copy, BatchId{0});
     co_return;

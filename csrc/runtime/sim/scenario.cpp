@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "runtime/sim/random.hpp"
 
 namespace psplus::sim {
@@ -18,7 +17,7 @@ std::vector<store::ParamSpec> make_params(Random& random) {
   const std::uint64_t count = random.between(1, 5);
   for (std::uint64_t i = 0; i < count; ++i) {
     store::ParamSpec param;
-    param.name = fmt::format("p{}", i);
+    param.name = formatted("p{}", i);
     param.dtype = random.chance(0.2) ? DType::float64 : DType::float32;
     const bool empty = i != 0 && random.chance(0.1);
     param.shape = {empty ? 0 : static_cast<std::int64_t>(random.between(1, 90))};
@@ -111,22 +110,22 @@ Scenario make_scenario(std::uint64_t seed, const ScenarioChoice& choice) {
 }
 
 std::string Scenario::describe() const {
-  std::string text = fmt::format("{} worker(s)", workers);
+  std::string text = formatted("{} worker(s)", workers);
   for (const StreamPlan& stream : streams) {
-    text += fmt::format(", {} {}", to_string(stream.scheme),
-                        stream.pull == store::PullMode::kBuffered ? "buffered" : "mapped");
-    if (stream.bound != store::kNoBound) text += fmt::format(" (bound {})", stream.bound);
+    text += formatted(", {} {}", to_string(stream.scheme),
+                      stream.pull == store::PullMode::kBuffered ? "buffered" : "mapped");
+    if (stream.bound != store::kNoBound) text += formatted(" (bound {})", stream.bound);
   }
   for (const ServerKill& kill : server_kills)
     text += kill.batch == 0
-                ? fmt::format(", server killed at store {}", kill.store)
-                : fmt::format(", server killed at store {} of batch {}", kill.store, kill.batch);
+                ? formatted(", server killed at store {}", kill.store)
+                : formatted(", server killed at store {} of batch {}", kill.store, kill.batch);
   for (std::size_t rank = 0; rank < worker_kills.size(); ++rank)
     for (const WorkerKill& kill : worker_kills[rank])
-      text += fmt::format(", rank {} killed at point {}", rank, kill.point);
-  for (const Freeze& freeze : freezes) text += fmt::format(", rank {} frozen", freeze.rank);
-  for (const BrokenLink& link : broken_links) text += fmt::format(", rank {} cut off", link.rank);
-  if (refused_segment) text += fmt::format(", request {} for memory refused", *refused_segment);
+      text += formatted(", rank {} killed at point {}", rank, kill.point);
+  for (const Freeze& freeze : freezes) text += formatted(", rank {} frozen", freeze.rank);
+  for (const BrokenLink& link : broken_links) text += formatted(", rank {} cut off", link.rank);
+  if (refused_segment) text += formatted(", request {} for memory refused", *refused_segment);
   return text;
 }
 

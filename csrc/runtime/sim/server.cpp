@@ -3,8 +3,7 @@
 #include <utility>
 #include <variant>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "base/overloaded.hpp"
 #include "runtime/sim/world.hpp"
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "runtime/sim/world.hpp"
 #include "worker/step_vector.hpp"
 
@@ -45,7 +44,7 @@ Worker::Stream* Worker::next_stream() {
 }
 
 Task Worker::open(Stream& stream) {
-  doing_ = fmt::format("opening stream {}", raw(stream.id));
+  doing_ = formatted("opening stream {}", raw(stream.id));
   const auto layout = world_.layout(stream.id).serialize();
   co_await ask(wire::OpenStream{.stream = stream.id,
                                 .mode = stream.plan->mode(),
@@ -94,11 +93,11 @@ Task Worker::provide_or_wait(Stream& stream) {
     if (stream.provides) {
       co_await push(stream, make_set(stream, true));
       // As the real worker does: a reminder that comes meanwhile is no second request.
-      co_await wait_for(fmt::format("setting the first values of stream {}", raw(stream.id)),
+      co_await wait_for(formatted("setting the first values of stream {}", raw(stream.id)),
                         [&] { return stream.queue.all_applied(); });
       stream.provides = false;
     }
-    co_await wait_for(fmt::format("waiting for the first values of stream {}", raw(stream.id)),
+    co_await wait_for(formatted("waiting for the first values of stream {}", raw(stream.id)),
                       [&] { return initialised() || stream.provides; });
   }
 }
@@ -128,7 +127,7 @@ Task Worker::step(Stream& stream) {
 Task Worker::await_reply(Stream& stream, std::uint64_t steps_done) {
   const std::uint64_t clock = stream.first_clock + steps_done;
   co_await wait_for(
-      fmt::format("waiting for the reply to step {} of stream {}", clock, raw(stream.id)),
+      formatted("waiting for the reply to step {} of stream {}", clock, raw(stream.id)),
       [&] { return raw(stream.queue.released()) >= clock; });
   world_.checker().saw_released(stream.id, life(), clock);
   const BatchId own = batch_of_step(stream, steps_done);
@@ -169,11 +168,11 @@ Task Worker::read_shard(Stream& stream, BatchId at_least) {
 
 /// Until all that this worker has published is applied and its replies are there.
 Task Worker::flush(Stream& stream) {
-  co_await wait_for(fmt::format("flushing stream {}", raw(stream.id)),
+  co_await wait_for(formatted("flushing stream {}", raw(stream.id)),
                     [&] { return stream.queue.all_applied(); });
   look_at_acknowledgements(stream);
   if (stream.steps > 0 && stream.plan->pull == store::PullMode::kBuffered)
-    co_await wait_for(fmt::format("waiting for the last reply of stream {}", raw(stream.id)),
+    co_await wait_for(formatted("waiting for the last reply of stream {}", raw(stream.id)),
                       [&] { return raw(stream.queue.released()) >= stream.clock(); });
 }
 
@@ -181,7 +180,7 @@ Task Worker::flush(Stream& stream) {
 Task Worker::take_cut(Stream& stream) {
   co_await flush(stream);
   if (!stream.pull) {
-    doing_ = fmt::format("asking for pull buffers of stream {}", raw(stream.id));
+    doing_ = formatted("asking for pull buffers of stream {}", raw(stream.id));
     co_await ask(wire::NeedPull{stream.id});
     stream.pull = store::PullView{own_segment(store::SegmentKind::kPull, stream.extent),
                                   world_.layout(stream.id).value_bytes()};
@@ -196,7 +195,7 @@ Task Worker::take_cut(Stream& stream) {
   spend(1);
   stream.mail->cut_requested.store(request, std::memory_order_seq_cst);
   ring();
-  co_await wait_for(fmt::format("waiting for a cut of stream {}", raw(stream.id)), [&] {
+  co_await wait_for(formatted("waiting for a cut of stream {}", raw(stream.id)), [&] {
     return stream.mail->cut_done.load(std::memory_order_acquire) == request;
   });
   const auto last = stream.queue.next();
@@ -210,9 +209,9 @@ Task Worker::barrier(Stream& stream) {
   spend(1);
   stream.mail->barrier_arrived.store(number, std::memory_order_seq_cst);
   ring();
-  co_await wait_for(
-      fmt::format("standing at barrier {} of stream {}", number, raw(stream.id)),
-      [&] { return stream.mail->barrier_released.load(std::memory_order_acquire) >= number; });
+  co_await wait_for(formatted("standing at barrier {} of stream {}", number, raw(stream.id)), [&] {
+    return stream.mail->barrier_released.load(std::memory_order_acquire) >= number;
+  });
   world_.checker().passed(stream.id, number);
   stream.barriers = number;
 }
@@ -220,7 +219,7 @@ Task Worker::barrier(Stream& stream) {
 Task Worker::close(Stream& stream) {
   stream.has_left = true;
   world_.checker().left(stream.id, life());
-  doing_ = fmt::format("closing stream {}", raw(stream.id));
+  doing_ = formatted("closing stream {}", raw(stream.id));
   co_await ask(wire::CloseStream{stream.id});
 }
 

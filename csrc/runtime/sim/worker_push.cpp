@@ -1,11 +1,11 @@
 // How a simulated worker makes, writes and publishes a push, and where it may die meanwhile.
 
+#include "base/format.hpp"
+
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "runtime/sim/world.hpp"
 
@@ -101,7 +101,7 @@ Task Worker::write_slot(Stream& stream, const PushFacts& facts) {
 }
 
 Task Worker::push(Stream& stream, PushFacts facts) {
-  co_await wait_for(fmt::format("waiting for a slot of stream {}", raw(stream.id)),
+  co_await wait_for(formatted("waiting for a slot of stream {}", raw(stream.id)),
                     [&] { return stream.queue.slot_is_free(); });
   look_at_acknowledgements(stream);
   co_await write_slot(stream, facts);

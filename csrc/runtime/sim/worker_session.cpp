@@ -1,8 +1,8 @@
 // How a simulated worker attaches, holds segments and comes back to a new server.
 
-#include <utility>
+#include "base/format.hpp"
 
-#include <fmt/format.h>
+#include <utility>
 
 #include "runtime/sim/world.hpp"
 

@@ -1,9 +1,9 @@
 #include "runtime/sim/world.hpp"
 
+#include "base/format.hpp"
+
 #include <algorithm>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace psplus::sim {
 namespace {
@@ -232,14 +232,14 @@ store::SegmentHandle World::shard(StreamId stream) const {
 
 void World::add_to_trace(std::string text) {
   const std::chrono::duration<double, std::milli> now = scheduler_.now() - TimePoint{};
-  outcome_.trace.push_back(fmt::format("{:.4f} ms  {}", now.count(), text));
+  outcome_.trace.push_back(formatted("{:.4f} ms  {}", now.count(), text));
 }
 
 std::string World::who_waits() const {
   std::string text = server_->listens() ? "the server lives" : "there is no server";
   for (const Worker* const worker : current_)
     if (worker != nullptr && worker->running())
-      text += fmt::format("; rank {} is {}", raw(worker->rank()), worker->doing());
+      text += formatted("; rank {} is {}", raw(worker->rank()), worker->doing());
   return text;
 }
 

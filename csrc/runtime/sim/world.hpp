@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "runtime/sim/checker.hpp"
 #include "runtime/sim/link.hpp"
 #include "runtime/sim/random.hpp"
@@ -80,7 +79,7 @@ class World {
   /// Adds a line to the trace, if there is one.
   template <class... Args>
   void note(fmt::format_string<Args...> format, Args&&... args) {
-    if (scenario_.trace) add_to_trace(fmt::format(format, std::forward<Args>(args)...));
+    if (scenario_.trace) add_to_trace(formatted(format, std::forward<Args>(args)...));
   }
 
  private:

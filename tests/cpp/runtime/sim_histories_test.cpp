@@ -4,9 +4,9 @@
 #include <string>
 #include <tuple>
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "base/format.hpp"
 #include "runtime/sim/world.hpp"
 #include "runtime/sim_run.hpp"
 
@@ -53,8 +53,8 @@ TEST_P(SimHistoriesTest, EveryPublishedPushIsAppliedExactlyOnce) {
     if (outcome.violation) {
       const auto* const info = ::testing::UnitTest::GetInstance()->current_test_info();
       FAIL() << report(scenario, *outcome.violation,
-                       fmt::format("sim_histories_test --gtest_filter={}.{}",
-                                   info->test_suite_name(), info->name()));
+                       formatted("sim_histories_test --gtest_filter={}.{}", info->test_suite_name(),
+                                 info->name()));
     }
     pushes += outcome.pushes;
     deaths += outcome.server_deaths + outcome.worker_deaths;
@@ -87,9 +87,8 @@ std::string name_of(const ::testing::TestParamInfo<Parameters>& info) {
       scheme_name = "psplus";
       break;
   }
-  return fmt::format("{}_{}_{}w{}", scheme_name,
-                     pull == PullMode::kBuffered ? "buffered" : "mapped", workers,
-                     faults ? "_faults" : "");
+  return formatted("{}_{}_{}w{}", scheme_name, pull == PullMode::kBuffered ? "buffered" : "mapped",
+                   workers, faults ? "_faults" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SimHistoriesTest,

@@ -6,15 +6,16 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <iostream>
 #include <string_view>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "runtime/sim/world.hpp"
 #include "runtime/sim_run.hpp"
 
 namespace {
 
+using psplus::formatted;
 using psplus::sim::Outcome;
 
 int run(bool expects_violation, std::uint64_t seeds) {
@@ -26,11 +27,11 @@ int run(bool expects_violation, std::uint64_t seeds) {
                                                             .several_streams = seed % 4 == 3});
     const Outcome outcome = psplus::sim::run_history(scenario);
     if (!outcome.violation) continue;
-    fmt::print("after {} histories: {}\n", seed + 1,
-               psplus::sim::report(scenario, *outcome.violation, "this program"));
+    std::cout << formatted("after {} histories: {}\n", seed + 1,
+                           psplus::sim::report(scenario, *outcome.violation, "this program"));
     return expects_violation ? EXIT_SUCCESS : EXIT_FAILURE;
   }
-  fmt::print("no violation in {} histories\n", seeds);
+  std::cout << formatted("no violation in {} histories\n", seeds);
   return expects_violation ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
@@ -40,13 +41,13 @@ int main(int argc, char** argv) {
   constexpr std::uint64_t kSeeds = 3000;
   const std::string_view mode = argc > 1 ? argv[1] : "";
   if (mode != "--violation" && mode != "--none") {
-    fmt::print(stderr, "usage: {} --violation|--none [HISTORIES]\n", argv[0]);
+    std::cerr << formatted("usage: {} --violation|--none [HISTORIES]\n", argv[0]);
     return 2;
   }
   try {
     return run(mode == "--violation", argc > 2 ? std::strtoull(argv[2], nullptr, 10) : kSeeds);
   } catch (const std::exception& error) {
-    fmt::print("the simulation itself failed: {}\n", error.what());
+    std::cout << formatted("the simulation itself failed: {}\n", error.what());
     return 3;
   }
 }

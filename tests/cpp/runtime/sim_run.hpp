@@ -2,11 +2,11 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <iostream>
 #include <optional>
 #include <string>
 
-#include <fmt/format.h>
-
+#include "base/format.hpp"
 #include "runtime/sim/scenario.hpp"
 #include "runtime/sim/world.hpp"
 
@@ -23,15 +23,15 @@ inline std::optional<std::uint64_t> seed_to_replay() {
 inline Outcome run_history(Scenario scenario) {
   scenario.trace = seed_to_replay().has_value();
   const Outcome outcome = World{scenario}.run();
-  for (const std::string& line : outcome.trace) fmt::print("{}\n", line);
+  for (const std::string& line : outcome.trace) std::cout << line << '\n';
   return outcome;
 }
 
 /// What broke, and how to see it again.
 inline std::string report(const Scenario& scenario, const Violation& violation,
                           const std::string& test) {
-  return fmt::format("{}: {}\n  history: {}\n  replay: PSPLUS_SIM_SEED={} {}", violation.rule,
-                     violation.text, scenario.describe(), scenario.seed, test);
+  return formatted("{}: {}\n  history: {}\n  replay: PSPLUS_SIM_SEED={} {}", violation.rule,
+                   violation.text, scenario.describe(), scenario.seed, test);
 }
 
 }  // namespace psplus::sim
