@@ -23,6 +23,8 @@ add_subdirectory(csrc/bindings)
 add_subdirectory(csrc/c10d)
 # First of all include directories: torch's own pybind11 is the only one whose types torch knows.
 target_include_directories(_C SYSTEM BEFORE PRIVATE ${TORCH_INCLUDE_DIRS})
+# torch brings a {fmt} of its own, whose arguments the core's cannot read.
+target_sources(_C PRIVATE csrc/base/format.cpp)
 target_compile_options(_C PRIVATE -Wconversion)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C PSPLUS_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_C PRIVATE psplus_core psplus_options torch_python torch torch_cpu c10)
