@@ -1,7 +1,6 @@
 """Run a function of a test module in N worker processes, as a launcher would.
 
-As a program: ``python workers.py FILE FUNCTION RESULT KEYWORDS`` calls FUNCTION of FILE and saves
-what it returns.
+As a program: ``python workers.py FILE FUNCTION RESULT KEYWORDS`` is `call`.
 """
 
 import importlib.util
@@ -15,6 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fork_server import ForkedWorker, ForkServer
+
+Worker = ForkedWorker | subprocess.Popen[str]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -37,8 +40,11 @@ def start_worker(
     job: str,
     environment: Mapping[str, str] | None = None,
     **keywords: Any,
-) -> subprocess.Popen[str]:
-    """Start one worker; its result goes to ``folder/<rank>.pt``, its output to files beside it."""
+) -> Worker:
+    """Start one worker; its result goes to ``folder/<rank>.pt``, its output to files beside it.
+
+    With an ``environment`` it is an interpreter of its own, which sees that from its start.
+    """
     variables = {
         **os.environ,
         "RANK": str(rank),
@@ -50,29 +56,26 @@ def start_worker(
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "python")]),
         **(environment or {}),
     }
-    with (
-        (folder / f"{rank}.out").open("w", encoding="utf-8") as out,
-        (folder / f"{rank}.err").open("w", encoding="utf-8") as err,
-    ):
+    task = [
+        sys.modules[function.__module__].__file__ or "",
+        function.__name__,
+        str(folder / f"{rank}.pt"),
+        json.dumps(keywords),
+    ]
+    out, err = folder / f"{rank}.out", folder / f"{rank}.err"
+    if environment is None:
+        return ForkServer.get().fork(task, variables, out, err)
+    with out.open("w", encoding="utf-8") as stdout, err.open("w", encoding="utf-8") as stderr:
         return subprocess.Popen(
-            [
-                sys.executable,
-                __file__,
-                sys.modules[function.__module__].__file__ or "",
-                function.__name__,
-                str(folder / f"{rank}.pt"),
-                json.dumps(keywords),
-            ],
+            [sys.executable, __file__, *task],
             env=variables,
-            stdout=out,
-            stderr=err,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
         )
 
 
-def wait_workers(
-    processes: Sequence[subprocess.Popen[str]], folder: Path, limit: float
-) -> list[Ended]:
+def wait_workers(processes: Sequence[Worker], folder: Path, limit: float) -> list[Ended]:
     """Wait until all have ended; who has not after ``limit`` seconds is killed, and that fails."""
     import torch
 
@@ -127,10 +130,10 @@ def run_workers(
     return [e.result for e in ended]
 
 
-def _main() -> None:
+def call(file: str, function: str, result: str, keywords: str) -> None:
+    """Call ``function`` of ``file`` with ``keywords`` (JSON); what it returns is saved."""
     import torch
 
-    file, function, result, keywords = sys.argv[1:]
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -143,4 +146,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    call(*sys.argv[1:])
