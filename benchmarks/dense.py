@@ -77,9 +77,9 @@ def add_to_total(update: Tensor) -> None:
 def bench_push(elements: int) -> None:
     """Push and apply of one tensor, both slots in use, by one worker.
 
-    A push is the difference kernel writing the slot and the server applying it; the payload counts
-    once. Beside it ``a += b``; and, with the second process (rank 1) as the receiver that adds, a
-    Gloo send and a call over torch.distributed.rpc.
+    A push is the update copied into a slot and applied by the server; the payload counts once.
+    Beside it ``a += b``; and, with the second process (rank 1) as the receiver that adds, a Gloo
+    send and a call over torch.distributed.rpc.
     """
     rank = dist.get_rank()
     update = torch.ones(elements)
@@ -111,12 +111,10 @@ def bench_push(elements: int) -> None:
     )
     while not stream.wait_initialised():
         stream.publish_values([value])
-    stream.snapshot([update])
 
     def psplus_pushes() -> None:
         for _ in range(pushes):
-            stream.write_delta([value], [True])
-            stream.publish(1.0)
+            stream.push_sum([update], 1.0, True)
         stream.refresh()
 
     def plain_adds() -> None:
@@ -140,7 +138,7 @@ def bench_push(elements: int) -> None:
     times = median_seconds(sides, REPEATS)
     result = torch.empty(elements)
     stream.pull_cut([result])
-    expected = -float((REPEATS + 1) * pushes)  # each push subtracts update - value = 1
+    expected = float((REPEATS + 1) * pushes)
     assert torch.equal(result, torch.full_like(result, expected)), result[:3]
     stream.close()
     session.close()

@@ -214,6 +214,9 @@ class DenseStream:
     def steps(self) -> int:
         """Steps pushed by this worker."""
     @property
+    def total_pushes(self) -> int:
+        """Pushes of all workers that are applied."""
+    @property
     def bytes_pushed(self) -> int: ...
     @property
     def bytes_pulled(self) -> int: ...
@@ -242,6 +245,12 @@ class DenseStream:
 
         Waits until that slot is free. Parameters that are not carried are not pushed.
         Returns the index of the first parameter whose delta is not finite, -1 if all are.
+        """
+    def push_sum(self, values: Sequence[Tensor], scale: float, must_be_finite: bool) -> int:
+        """Push ``values``: the servers add ``scale * values``, not divided by the workers.
+
+        Returns the index of the first tensor that is not finite, -1 if all are; nothing is pushed
+        for one that ``must_be_finite`` and is not. Counts as a step.
         """
     def write_nothing(self) -> None:
         """The next push is a skipped step: it counts and carries nothing."""

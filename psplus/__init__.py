@@ -22,24 +22,29 @@ from psplus.errors import (  # noqa: E402
     PeerLost,
     TimeoutError,  # noqa: A004
 )
+from psplus.kv import DenseValue, KVStore  # noqa: E402
 from psplus.launcher import launch  # noqa: E402
 from psplus.optim import DistributedOptimizer, wrap  # noqa: E402
 from psplus.session import Session, connect  # noqa: E402
 from psplus.staleness import Staleness  # noqa: E402
 from psplus.stats import Stats  # noqa: E402
+from psplus.work import Work  # noqa: E402
 
 __all__ = [
     "AuthenticationError",
     "CheckpointError",
     "ConfigError",
+    "DenseValue",
     "DistributedOptimizer",
     "Error",
+    "KVStore",
     "LayoutMismatch",
     "PeerLost",
     "Session",
     "Staleness",
     "Stats",
     "TimeoutError",
+    "Work",
     "__version__",
     "connect",
     "errors",

@@ -62,6 +62,16 @@ std::int64_t write_delta(DenseStream& stream, const Tensors& params,
   return value_or_throw(std::move(result));
 }
 
+std::int64_t push_sum(DenseStream& stream, const Tensors& values, double scale,
+                      bool must_be_finite) {
+  const ReadableTensors readable{values, stream.layout()};
+  auto result = [&] {
+    const py::gil_scoped_release no_gil;
+    return stream.push_sum(readable.pointers(), scale, must_be_finite);
+  }();
+  return value_or_throw(std::move(result));
+}
+
 void pull(DenseStream& stream, const Tensors& params, double local_scale) {
   WritableTensors writable{params, stream.layout()};
   run([&] { return stream.pull(writable.pointers(), local_scale); });
@@ -106,6 +116,7 @@ void bind_dense_stream(py::module_& module) {
       .def_property_readonly("blob", &blob)
       .def_property_readonly("rejoined", &DenseStream::rejoined)
       .def_property_readonly("steps", &DenseStream::steps)
+      .def_property_readonly("total_pushes", &DenseStream::total_pushes)
       .def_property_readonly("bytes_pushed",
                              [](const DenseStream& s) { return s.counters().bytes_pushed; })
       .def_property_readonly("bytes_pulled",
@@ -118,6 +129,7 @@ void bind_dense_stream(py::module_& module) {
       .def("begin_step", &DenseStream::begin_step)
       .def("snapshot", &snapshot, py::arg("params"))
       .def("write_delta", &write_delta, py::arg("params"), py::arg("carried"))
+      .def("push_sum", &push_sum, py::arg("values"), py::arg("scale"), py::arg("must_be_finite"))
       .def("write_nothing", [](DenseStream& s) { run([&] { return s.write_nothing(); }); })
       .def(
           "publish", [](DenseStream& s, double lam) { run([&] { return s.publish(lam); }); },

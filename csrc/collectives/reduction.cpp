@@ -102,7 +102,7 @@ std::string_view name(Reduction reduction) {
 }
 
 void widen_half(Element element, const void* src, float* dst, std::size_t n) {
-  kernels::best().float32.widen(half_dtype(element), src, dst, n);
+  kernels::best().float32.widen(half_dtype(element), src, dst, n, false);
 }
 
 void narrow_half(Element element, const float* src, void* dst, std::size_t n) {

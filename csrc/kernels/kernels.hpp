@@ -37,8 +37,10 @@ struct PushTerm {
 /// Kernels whose storage scalar is S, float or double.
 template <class S>
 struct StorageKernels {
-  /// dst[i] = src[i], read as `dtype`; exact. A signalling float16 NaN comes out quiet.
-  void (*widen)(DType dtype, const void* src, S* dst, std::size_t n);
+  /// dst[i] = src[i], read as `dtype`; exact. A signalling float16 NaN comes out quiet. With
+  /// `streams` past the caches, where `dst` is aligned for that: for what another core reads next.
+  /// @return whether every src[i] is finite.
+  bool (*widen)(DType dtype, const void* src, S* dst, std::size_t n, bool streams);
 
   /// out[i] = before[i] - after[i], `after` read as `dtype`. `out` may be `before`.
   /// @return whether every out[i] is finite.

@@ -16,7 +16,7 @@ namespace psplus::kernels {
 namespace scalar {
 
 template <class S>
-void widen(DType dtype, const void* src, S* dst, std::size_t begin, std::size_t end);
+bool widen(DType dtype, const void* src, S* dst, std::size_t begin, std::size_t end);
 
 template <class S>
 [[nodiscard]] bool delta(DType dtype, const S* before, const void* after, S* out, std::size_t begin,

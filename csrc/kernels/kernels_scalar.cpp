@@ -9,10 +9,15 @@ namespace psplus::kernels {
 namespace scalar {
 
 template <class S>
-void widen(DType dtype, const void* src, S* dst, std::size_t begin, std::size_t end) {
-  with_codec<S>(dtype, [=](auto codec) {
+bool widen(DType dtype, const void* src, S* dst, std::size_t begin, std::size_t end) {
+  return with_codec<S>(dtype, [=](auto codec) {
     const auto* in = static_cast<const typename decltype(codec)::Element*>(src);
-    for (std::size_t i = begin; i < end; ++i) dst[i] = codec.widen(in[i]);
+    bool finite = true;
+    for (std::size_t i = begin; i < end; ++i) {
+      dst[i] = codec.widen(in[i]);
+      finite = finite && std::isfinite(dst[i]);
+    }
+    return finite;
   });
 }
 
@@ -77,8 +82,8 @@ bool all_finite(DType dtype, const void* src, std::size_t begin, std::size_t end
   return with_codec<double>(dtype, check);
 }
 
-template void widen(DType, const void*, float*, std::size_t, std::size_t);
-template void widen(DType, const void*, double*, std::size_t, std::size_t);
+template bool widen(DType, const void*, float*, std::size_t, std::size_t);
+template bool widen(DType, const void*, double*, std::size_t, std::size_t);
 template bool delta(DType, const float*, const void*, float*, std::size_t, std::size_t);
 template bool delta(DType, const double*, const void*, double*, std::size_t, std::size_t);
 template void apply(float*, const float*, const PushTerm<float>*, std::size_t, std::size_t,
@@ -98,8 +103,8 @@ namespace {
 
 template <class S>
 constexpr StorageKernels<S> kWholeSpan = {
-    .widen = [](DType dtype, const void* src, S* dst,
-                std::size_t n) { scalar::widen(dtype, src, dst, 0, n); },
+    .widen = [](DType dtype, const void* src, S* dst, std::size_t n,
+                bool /*streams*/) { return scalar::widen(dtype, src, dst, 0, n); },
     .delta = [](DType dtype, const S* before, const void* after, S* out,
                 std::size_t n) { return scalar::delta(dtype, before, after, out, 0, n); },
     .apply = [](S* dst, const S* src, const PushTerm<S>* terms, std::size_t count,

@@ -123,6 +123,15 @@ struct VectorKernels {
     throw_storage_mismatch(dtype, kHeld);
   }
 
+  // Segments lie in small pages, whose page walks stop the processor's own prefetching. Reading
+  // ahead by hand saves 10-15 % of a step (25 M parameters) and about 10 % of an apply of 100 MB;
+  // measured for 256 to 8192 bytes ahead, which differ by less than they vary.
+  static constexpr std::size_t kLinesAhead = 256;
+
+  static void prefetch(const void* at, std::size_t bytes_ahead) {
+    __builtin_prefetch(static_cast<const char*>(at) + bytes_ahead);
+  }
+
   /// Calls step(i) for whole vectors of `lanes` scalars. @return where the tail begins.
   template <std::size_t lanes, class Step>
   static std::size_t sweep(std::size_t n, Step step) {
@@ -158,13 +167,37 @@ struct VectorKernels {
     }
   }
 
-  template <class S>
-  static void widen(DType dtype, const void* src, S* dst, std::size_t n) {
-    const std::size_t tail = with_codec<S>(dtype, [=](auto codec) {
-      const auto* in = static_cast<const typename decltype(codec)::Element*>(src);
-      return sweep<kLanes<S>>(n, [=](std::size_t i) { store(dst + i, codec.read(in + i)); });
+  /// @return where the tail begins; `finite` says whether what comes before is.
+  template <bool streams, class Codec, class S>
+  static std::size_t widen_vectors(const typename Codec::Element* in, S* dst, std::size_t n,
+                                   bool& finite) {
+    Bits<S> gathered = {};
+    const std::size_t tail = sweep<kLanes<S>>(n, [=, &gathered](std::size_t i) {
+      const Vector<S> value = Codec::read(in + i);
+      gathered |= __builtin_bit_cast(Bits<S>, value - value);
+      if constexpr (streams) {
+        Arch::stream(dst + i, value);
+      } else {
+        store(dst + i, value);
+      }
     });
-    scalar::widen(dtype, src, dst, tail, n);
+    if constexpr (streams) Arch::fence();
+    finite = no_nan<S>(gathered);
+    return tail;
+  }
+
+  template <class S>
+  static bool widen(DType dtype, const void* src, S* dst, std::size_t n, bool streams) {
+    bool finite = true;
+    const std::size_t tail = with_codec<S>(dtype, [=, &finite](auto codec) {
+      using Codec = decltype(codec);
+      const auto* in = static_cast<const typename Codec::Element*>(src);
+      if (streams && reinterpret_cast<std::uintptr_t>(dst) % Arch::kBytes == 0)
+        return widen_vectors<true, Codec>(in, dst, n, finite);
+      return widen_vectors<false, Codec>(in, dst, n, finite);
+    });
+    const bool tail_finite = scalar::widen(dtype, src, dst, tail, n);
+    return finite && tail_finite;
   }
 
   template <class S>
@@ -195,6 +228,8 @@ struct VectorKernels {
       scales[t] = Vector<S>{} + terms[t].scale;
     }
     return sweep<kLanes<S>>(n, [=](std::size_t i) {
+      prefetch(src + i, kLinesAhead);
+      for (std::size_t t = 0; t < count; ++t) prefetch(deltas[t] + i, kLinesAhead);
       Vector<S> value = load<Vector<S>>(src + i);
       for (std::size_t t = 0; t < count; ++t) {
         value -= scales[t] * load<Vector<S>>(deltas[t] + i);

@@ -136,7 +136,8 @@ void Batcher::write_record(StreamId stream, BatchKind kind, const std::vector<Pu
     store.put(out.flags, push.flags);
     store.put(out.sequence, raw(push.sequence));
     store.put(out.extents, (push.flags & store::kPushEmpty) != 0 ? 0 : push.extents);
-    store.put(out.scale, store::to_word(push.lambda / workers));
+    const bool undivided = (push.flags & store::kPushUndivided) != 0;
+    store.put(out.scale, store::to_word(undivided ? push.lambda : push.lambda / workers));
     store.put(out.after_clock, clock);
     store.put(out.after_pushes, own);
   }

@@ -91,7 +91,7 @@ struct RecordEntry {
   HalfWord flags;  ///< PushFlags
   Word sequence;
   Word extents;  ///< bit i: extent i of the stream is carried
-  Word scale;    ///< double: lambda / N
+  Word scale;    ///< double: lambda / N, or lambda alone (kPushUndivided)
   Word after_clock;
   Word after_pushes;
   Word staleness;  ///< foreign steps between its snapshot and its application

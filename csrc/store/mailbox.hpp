@@ -12,8 +12,10 @@ enum PushFlags : std::uint32_t {
   kPushSet = 1,        ///< the slot holds values that replace the shard's, no step
   kPushEmpty = 2,      ///< a skipped step: counts, carries nothing
   kPushAllParams = 4,  ///< every parameter of its extents is carried; else the slot's bitmap tells
+  kPushUndivided = 8,  ///< lambda is the whole scale, whatever the number of workers
 };
-inline constexpr std::uint32_t kKnownPushFlags = kPushSet | kPushEmpty | kPushAllParams;
+inline constexpr std::uint32_t kKnownPushFlags =
+    kPushSet | kPushEmpty | kPushAllParams | kPushUndivided;
 
 /// What a worker says about a push. A slot holds plain delta; lambda is here.
 struct PushDescriptor {

@@ -64,7 +64,7 @@ std::span<const std::byte> DenseStream::blob() const noexcept {
 
 Status DenseStream::publish_values(std::span<const void* const> params) {
   if (Status status = wait_for_slot(); !status.ok()) return status;
-  widen_into(params, slots_.values(queue_.next()));
+  widen_into(params, slots_.values(queue_.next()), false);
   if (Status status = publish_flags(store::kPushSet | store::kPushAllParams, 1.0); !status.ok())
     return status;
   counters_.bytes_pushed += layout_.value_bytes();
@@ -84,19 +84,22 @@ Result<bool> DenseStream::wait_initialised() {
 
 void DenseStream::snapshot(std::span<const void* const> params) {
   before_.resize(layout_.value_bytes());
-  widen_into(params, before_);
+  widen_into(params, before_, false);
 }
 
-void DenseStream::widen_into(std::span<const void* const> params,
-                             std::span<std::byte> values) const {
+std::int64_t DenseStream::widen_into(std::span<const void* const> params,
+                                     std::span<std::byte> values, bool streams) const {
+  std::int64_t bad = -1;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const store::ParamPlace& place = layout_.places()[i];
     with_storage(place.storage, [&]<class S>(S) {
-      kernels::best().of<S>().widen(layout_.params()[i].dtype, params[i],
-                                    reinterpret_cast<S*>(values.data() + place.byte_offset),
-                                    place.scalar_count);
+      const bool finite = kernels::best().of<S>().widen(
+          layout_.params()[i].dtype, params[i],
+          reinterpret_cast<S*>(values.data() + place.byte_offset), place.scalar_count, streams);
+      if (!finite && bad < 0) bad = static_cast<std::int64_t>(i);
     });
   }
+  return bad;
 }
 
 Result<std::int64_t> DenseStream::write_delta(std::span<const void* const> params,
@@ -150,6 +153,22 @@ Status DenseStream::publish(double lambda) {
   if (Status status = publish_flags(prepared_flags_, lambda); !status.ok()) return status;
   ++steps_;
   return {};
+}
+
+Result<std::int64_t> DenseStream::push_sum(std::span<const void* const> values, double scale,
+                                           bool must_be_finite) {
+  if (Status status = wait_for_slot(); !status.ok()) return status;
+  const bool streams = layout_.value_bytes() >= kStreamingBytes;
+  const std::int64_t bad = widen_into(values, slots_.values(queue_.next()), streams);
+  if (bad >= 0 && must_be_finite) return bad;
+  carried_.assign(values.size(), 1);
+  mark_carried();
+  begin_step();
+  // Servers subtract.
+  if (Status status = publish_flags(prepared_flags_ | store::kPushUndivided, -scale); !status.ok())
+    return status;
+  ++steps_;
+  return bad;
 }
 
 Status DenseStream::publish_flags(std::uint32_t flags, double lambda) {

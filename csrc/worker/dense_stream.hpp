@@ -19,6 +19,10 @@
 
 namespace psplus::worker {
 
+/// From this size on what is written goes past the caches: the next to read it, the server
+/// or the next forward pass, would find it evicted anyway.
+constexpr std::uint64_t kStreamingBytes = std::uint64_t{8} << 20;
+
 struct StreamOptions {
   StreamId stream{};
   store::Mode mode = store::Mode::kAsync;
@@ -89,6 +93,11 @@ class DenseStream {
                                   std::optional<double> local_scale);
   Status write_nothing();
   Status publish(double lambda);
+  /// Pushes `values` so that the servers add scale * values, whatever the number of workers.
+  /// @return index of the first parameter with a value that is not finite, in which case nothing is
+  /// pushed if `must_be_finite`; else -1.
+  Result<std::int64_t> push_sum(std::span<const void* const> values, double scale,
+                                bool must_be_finite);
   /// Waits until own step `steps() - lag` is applied, visible and released.
   Status wait_round(std::uint64_t lag);
   Status observe();
@@ -113,6 +122,10 @@ class DenseStream {
     nanoseconds waited{0};
   };
   [[nodiscard]] const Counters& counters() const noexcept { return counters_; }
+  /// Pushes of all workers that are applied.
+  [[nodiscard]] std::uint64_t total_pushes() const noexcept {
+    return entry().total_pushes.load(std::memory_order_acquire);
+  }
   /// Gate counters by rank, as they are now.
   [[nodiscard]] std::vector<std::uint64_t> step_vector() const;
 
@@ -136,8 +149,10 @@ class DenseStream {
                 double local_scale) const;
   /// All chunks of the cut at hand.
   void copy_cut_out(std::span<void* const> params, double local_scale) const;
-  /// Parameters, as storage scalars, at their places in `values`.
-  void widen_into(std::span<const void* const> params, std::span<std::byte> values) const;
+  /// Parameters, as storage scalars, at their places in `values`; with `streams` past the caches.
+  /// @return index of the first that is not finite, -1 if there is none.
+  std::int64_t widen_into(std::span<const void* const> params, std::span<std::byte> values,
+                          bool streams) const;
   [[nodiscard]] store::MailStream& mail() const noexcept {
     return session_->mailbox().streams[index(options_.stream)];
   }

@@ -9,10 +9,6 @@
 namespace psplus::worker {
 namespace {
 
-/// From this size on updates and parameters go past the caches: the next to read them, the server
-/// or the next forward pass, would find them evicted anyway.
-constexpr std::uint64_t kStreamingBytes = std::uint64_t{8} << 20;
-
 /// The part of a parameter that lies in one chunk.
 struct Piece {
   Piece(const store::ParamPlace& place, DType dtype, std::uint64_t chunk_begin,

@@ -24,6 +24,11 @@ std::string name_of(LifeId life, std::uint64_t sequence) {
                    raw(life.incarnation));
 }
 
+/// What a push of an asynchronous batch is divided by.
+double divisor_of(const PushFacts& facts, std::uint32_t workers) {
+  return (facts.flags & store::kPushUndivided) != 0 ? 1.0 : static_cast<double>(workers);
+}
+
 }  // namespace
 
 void Checker::observe() {
@@ -154,7 +159,8 @@ void Checker::opened(BatchId batch) {
     if ((push.facts.flags & store::kPushEmpty) != 0) continue;
     terms.push_back({.values = &push.facts.values,
                      .multiplier = kind == BatchKind::kAdd ? push.facts.lambda : 1.0,
-                     .divisor = static_cast<double>(kind == BatchKind::kAdd ? workers : count)});
+                     .divisor = kind == BatchKind::kAdd ? divisor_of(push.facts, workers)
+                                                        : static_cast<double>(count)});
   }
   if (!stream.initialised)
     return fail("initial-values",
@@ -201,10 +207,10 @@ bool Checker::include(Stream& stream, BatchId batch, const store::RecordEntry& e
   const std::uint64_t extents = (push.facts.flags & store::kPushEmpty) != 0 ? 0 : 1;
   if (peek(entry.extents) != extents) return wrong("record", "it carries other extents");
   if (kind == BatchKind::kAdd &&
-      store::from_word(peek(entry.scale)) != push.facts.lambda / static_cast<double>(workers))
+      store::from_word(peek(entry.scale)) != push.facts.lambda / divisor_of(push.facts, workers))
     return wrong("scale",
                  formatted("its scale is {}, expected {} / {}", store::from_word(peek(entry.scale)),
-                           push.facts.lambda, workers));
+                           push.facts.lambda, divisor_of(push.facts, workers)));
   if (peek(entry.after_clock) != stream.now.clock[m] ||
       peek(entry.after_pushes) != stream.now.pushes[m])
     return wrong("counters", formatted("it shall leave clock {} and {} pushes, expected {} and {}",

@@ -35,6 +35,7 @@ PushFacts Worker::make_step(Stream& stream) {
     for (std::size_t p = 0; p < facts.values.carried.size(); ++p)
       facts.values.carried[p] = random_.chance(0.6);
   }
+  if (random_.chance(0.25)) facts.flags |= store::kPushUndivided;
   facts.values.scalars.reserve(shard.scalar_count());
   for (std::size_t i = 0; i < shard.scalar_count(); ++i)
     facts.values.scalars.push_back(kUnit * (static_cast<double>(random_.below(17)) - 8));

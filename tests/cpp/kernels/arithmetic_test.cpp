@@ -154,7 +154,7 @@ TEST_P(Arithmetic, SubnormalAndLargestScalarsAreFinite) {
 
 TEST_P(Arithmetic, NullPointersAreFineForNothing) {
   const auto& kernels = table(GetParam());
-  kernels.float32.widen(DType::float16, nullptr, nullptr, 0);
+  kernels.float32.widen(DType::float16, nullptr, nullptr, 0, false);
   EXPECT_TRUE(kernels.float32.delta(DType::float32, nullptr, nullptr, nullptr, 0));
   kernels.float32.apply(nullptr, nullptr, nullptr, 0, 0);
   kernels.float64.apply_mean(nullptr, nullptr, nullptr, 0, 1, 0);
@@ -166,11 +166,11 @@ TEST_P(Arithmetic, RefusesADTypeOfTheOtherStorage) {
   const auto& kernels = table(GetParam());
   std::vector<double> wide(kCount, 1);
   std::vector<float> narrow(kCount, 2);
-  EXPECT_THROW(kernels.float32.widen(DType::float64, wide.data(), narrow.data(), kCount),
+  EXPECT_THROW(kernels.float32.widen(DType::float64, wide.data(), narrow.data(), kCount, false),
                std::invalid_argument);
   EXPECT_THROW(kernels.float32.pull(DType::complex128, narrow.data(), nullptr, 1, wide.data(), 1),
                std::invalid_argument);
-  EXPECT_THROW(kernels.float64.widen(DType::bfloat16, narrow.data(), wide.data(), kCount),
+  EXPECT_THROW(kernels.float64.widen(DType::bfloat16, narrow.data(), wide.data(), kCount, false),
                std::invalid_argument);
   EXPECT_THROW(
       (void)kernels.float64.delta(DType::float32, wide.data(), narrow.data(), wide.data(), kCount),

@@ -98,13 +98,23 @@ class DTypeKernels : public ::testing::TestWithParam<std::tuple<Isa, DType>> {
 TEST_P(DTypeKernels, WidenEqualsTheReferenceBitForBit) {
   for_each_typed_span(dtype(), [&](auto element, auto scalar, std::size_t n, std::size_t offset) {
     using S = decltype(scalar);
-    GuardedBuffer<decltype(element)> src(n, offset);
-    GuardedBuffer<S> out(n, offset + 1), expected(n);
-    fill_elements(src.span(), 1, true);
-    kernels().template of<S>().widen(dtype(), src.data(), out.data(), n);
-    reference().template of<S>().widen(dtype(), src.data(), expected.data(), n);
-    EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size_bytes()), 0);
-    EXPECT_TRUE(out.guards_intact());
+    for (const bool special : {false, true}) {
+      GuardedBuffer<decltype(element)> src(n, offset);
+      GuardedBuffer<S> expected(n);
+      fill_elements(src.span(), 1, special);
+      const bool finite =
+          reference().template of<S>().widen(dtype(), src.data(), expected.data(), n, false);
+      for (const bool streams : {false, true}) {
+        // Past the caches only where the target is aligned: both kinds of it.
+        for (const std::size_t shift : {std::size_t{0}, offset + 1}) {
+          GuardedBuffer<S> out(n, shift);
+          EXPECT_EQ(kernels().template of<S>().widen(dtype(), src.data(), out.data(), n, streams),
+                    finite);
+          EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size_bytes()), 0);
+          EXPECT_TRUE(out.guards_intact());
+        }
+      }
+    }
   });
 }
 

@@ -36,7 +36,7 @@ TEST_P(Halves, EveryPatternWidensToItsValue) {
   std::vector<std::uint16_t> bits(65536);
   for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<std::uint16_t>(i);
   std::vector<float> values(bits.size(), 12345);
-  table(isa()).float32.widen(dtype(), bits.data(), values.data(), bits.size());
+  table(isa()).float32.widen(dtype(), bits.data(), values.data(), bits.size(), false);
   for (std::size_t i = 0; i < bits.size(); ++i) {
     const double expected = testing::value_of_bits(bits[i], dtype());
     if (std::isnan(expected)) {

@@ -84,6 +84,15 @@ TEST(Batcher, TakesAllThatWaitInSequenceWithCountersAsTheyShallStand) {
   }
 }
 
+TEST(Batcher, AnUndividedPushKeepsItsScale) {
+  Bench bench{2};
+  const std::uint32_t flags = store::kPushAllParams | store::kPushUndivided;
+  ASSERT_OK(
+      bench.job.publish(bench.job.workers[0], {.flags = flags, .extents = 1, .lambda = -3.0}));
+  ASSERT_TRUE(bench.batcher.open_next());
+  EXPECT_EQ(store::from_word(bench.record().entries[0].scale.load()), -3.0);
+}
+
 TEST(Batcher, StalenessCountsForeignPushesSinceTheSnapshot) {
   Bench bench{2};
   TestWorker& zero = bench.job.workers[0];
@@ -231,7 +240,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"Sequence", [](auto&, auto& d) { d.sequence = 3; }, "its sequence or incarnation"},
         Bad{"Incarnation", [](auto&, auto& d) { d.incarnation = 99; },
             "its sequence or incarnation"},
-        Bad{"Flags", [](auto&, auto& d) { d.flags = 8; }, "its flags 0x8 are unknown"},
+        Bad{"Flags", [](auto&, auto& d) { d.flags = 16; }, "its flags 0x10 are unknown"},
         Bad{"Extents", [](auto&, auto& d) { d.extents = 2; }, "it carries extents 0x2 of 1"},
         Bad{"LayoutVersion", [](auto&, auto& d) { d.layout_version = 2; }, "it carries extents"},
         Bad{"NanLambda", [](auto&, auto& d) { d.lambda = store::to_word(std::nan("")); },
