@@ -1,9 +1,11 @@
 """This process's attachment to the server of its host."""
 
 import atexit
-import math
+import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from psplus import _C, config
@@ -11,7 +13,11 @@ from psplus.errors import ConfigError, Error
 
 __all__ = ["Session", "connect"]
 
+_log = logging.getLogger(__name__)
+
 ServerMode = Literal["auto", "always"]
+
+LONGEST_TIMEOUT = 1e9  # 31 years; the native clock's range ends soon after
 
 
 class _Attachment:
@@ -25,6 +31,7 @@ class _Attachment:
         self.native: _C.Session | None = None
         self.job: config.JobConfig | None = None
         self.pid = os.getpid()
+        self.opening = threading.Lock()  # held while streams are opened
         self.streams = 0  # opened by this process so far; the next one's ordinal
         self.came_late = False  # the first of them had values already
 
@@ -81,12 +88,26 @@ class Session:
             _attachment.native, _attachment.job = native, config.read()
             return native
 
-    def next_ordinal(self) -> int:
-        """Number of the next stream: wrappers match between workers by order of construction."""
-        with _attachment.lock:
-            ordinal = _attachment.streams
-            _attachment.streams += 1
-            return ordinal
+    @contextmanager
+    def opening(self) -> Iterator["Iterator[int]"]:
+        """Numbers for the streams that the block opens: workers match by order of construction.
+
+        If the block raises they are given back, so that what was refused can be corrected and
+        tried again while the others wait for it.
+        """
+        with _attachment.opening:
+            first = _attachment.streams
+            given = 0
+
+            def ordinals() -> Iterator[int]:
+                nonlocal given
+                while True:
+                    given += 1
+                    yield first + given - 1
+
+            yield ordinals()
+            with _attachment.lock:
+                _attachment.streams = first + given
 
     def came_late(self, ordinal: int, stream: _C.DenseStream) -> bool:
         """Whether this process joined a job that was under way.
@@ -104,13 +125,11 @@ class Session:
 
         What is wrapped afterwards counts as this worker's first again.
         """
+        check_timeout("timeout", timeout)
         with _attachment.lock:
             check_process()
             native, _attachment.native, _attachment.job = _attachment.native, None, None
-            _attachment.streams = 0
-            _attachment.streams = (
-                0  # the next attachment is a new worker, which begins at the first
-            )
+            _attachment.streams = 0  # the next attachment is a new worker
         if native is not None:
             native.close(timeout)
 
@@ -151,8 +170,12 @@ def check_timeout(name: str, value: float) -> float:
     Raises:
         ConfigError: If it is not a finite, positive number of seconds.
     """
-    if not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} must be a positive number of seconds, got {value!r}")
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not 0 < value <= LONGEST_TIMEOUT:
+        raise ConfigError(
+            f"{name} must be a positive number of seconds, {LONGEST_TIMEOUT:.0e} at most, "
+            f"got {value!r}"
+        )
     return float(value)
 
 
@@ -173,14 +196,17 @@ def _adopt_fork() -> None:
     # A child of a process that never attached may use psplus as its own.
     if _attachment.native is None:
         _attachment.pid = os.getpid()
-        _attachment.lock = threading.Lock()
+        _attachment.lock, _attachment.opening = threading.Lock(), threading.Lock()
 
 
 @atexit.register
 def _close_at_exit() -> None:
     if os.getpid() == _attachment.pid and _attachment.native is not None:
-        _attachment.native.close()
-        _attachment.native = None
+        native, _attachment.native = _attachment.native, None
+        try:
+            native.close()
+        except Error as error:
+            _log.warning("the last pushes of this process may be lost: %s", error)
 
 
 os.register_at_fork(after_in_child=_adopt_fork)

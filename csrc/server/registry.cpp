@@ -332,11 +332,15 @@ void Registry::advance_barriers() {
     const std::uint64_t next = peek(context_.stream(stream).barriers) + 1;
     bool complete = true;
     bool anybody = false;
-    for (std::uint16_t m = 0; m < store::kMaxMembers && complete; ++m) {
+    for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
       if (!is_active(control, stream, MemberId{m})) continue;
       anybody = true;
-      complete = context_.store.mail(MemberId{m}, stream)
-                     .barrier_arrived.load(std::memory_order_acquire) >= next;
+      const std::uint64_t arrived =
+          context_.store.mail(MemberId{m}, stream).barrier_arrived.load(std::memory_order_acquire);
+      complete = complete && arrived >= next;
+      store::HalfWord& shown = context_.in_stream(stream, MemberId{m}).barrier_arrived;
+      if (peek(shown) != static_cast<std::uint32_t>(arrived))
+        context_.store.put(shown, static_cast<std::uint32_t>(arrived));
     }
     if (!complete || !anybody) continue;
     context_.store.put(context_.stream(stream).barriers, next);

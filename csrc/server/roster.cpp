@@ -153,6 +153,7 @@ void Roster::admit(ConnectionId from, const wire::Attach& request) {
   store.put(entry.mailbox_segment, raw(*mailbox));
   store.put(entry.founder, 0);
   store.put(entry.last_sign_of_life, to_nanoseconds(context_.now));
+  heartbeats_[index(member)] = 0;
   store.put(entry.state, raw(MemberState::kJoining), std::memory_order_release);
   for (std::uint16_t s = 0; s < store::kMaxStreams; ++s)
     store.put(context_.in_stream(StreamId{s}, member).state, raw(StreamMemberState::kAbsent));
@@ -292,7 +293,19 @@ void Roster::expel(MemberId member, const std::string& reason) {
   run_waiters();
 }
 
+void Roster::look_for_life() {
+  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
+    const MemberId member{m};
+    if (!context_.store.has_mailbox(member)) continue;
+    const std::uint64_t beat =
+        context_.store.mailbox(member).heartbeat.load(std::memory_order_relaxed);
+    if (std::exchange(heartbeats_[m], beat) != beat)
+      context_.store.put(context_.member(member).last_sign_of_life, to_nanoseconds(context_.now));
+  }
+}
+
 void Roster::tick() {
+  look_for_life();
   std::vector<MemberId> late;
   for (const auto& [member, until] : unresumed_)
     if (context_.now >= until) late.push_back(member);

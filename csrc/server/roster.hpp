@@ -65,12 +65,15 @@ class Roster {
   void begin_draining(MemberId member);
   void refuse_taken(ConnectionId to, MemberId holder);
   void run_waiters();
+  /// A worker whose heartbeat has moved is alive, however long it computes, sleeps or waits.
+  void look_for_life();
 
   Context& context_;
   std::map<ConnectionId, Peer> peers_;
   std::vector<Waiter> waiters_;
   std::vector<Queued> queue_;  ///< ranks whose former life is still draining
   std::map<MemberId, TimePoint> unresumed_;
+  std::uint64_t heartbeats_[store::kMaxMembers] = {};  ///< at the last look
 };
 
 }  // namespace psplus::server

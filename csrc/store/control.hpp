@@ -47,12 +47,12 @@ enum class StreamMemberState : std::uint32_t {
 };
 
 struct StreamMember {
-  HalfWord state;  ///< StreamMemberState
-  HalfWord reserved;
-  Word dedup;   ///< PushMark of the last push applied
-  Word clock;   ///< gate counter: steps applied; a joiner enters at the minimum
-  Word pushes;  ///< steps ever applied for this member's rank
-  Word rate;    ///< pushes a second over its last 16, a double by its bits
+  HalfWord state;            ///< StreamMemberState
+  HalfWord barrier_arrived;  ///< low bits of the barrier it stands at or has passed; for messages
+  Word dedup;                ///< PushMark of the last push applied
+  Word clock;                ///< gate counter: steps applied; a joiner enters at the minimum
+  Word pushes;               ///< steps ever applied for this member's rank
+  Word rate;                 ///< pushes a second over its last 16, a double by its bits
 };
 static_assert(sizeof(StreamMember) == 40);
 

@@ -16,7 +16,7 @@ constexpr nanoseconds kLook = milliseconds{100};
 
 }  // namespace
 
-Status DenseStream::wait(std::string_view what, const std::function<bool()>& ready) {
+Status DenseStream::wait(std::string_view what, const std::function<bool()>& ready, Gate gate) {
   const TimePoint since = Clock::now();
   for (;;) {
     const bool done = wait_until(mail().wake, Deadline::after(kLook), ready);
@@ -24,18 +24,18 @@ Status DenseStream::wait(std::string_view what, const std::function<bool()>& rea
       counters_.waited += Clock::now() - since;
       return {};
     }
-    if (Status status = still_hopeful(what, since); !status.ok()) return status;
+    if (Status status = still_hopeful(what, since, gate); !status.ok()) return status;
   }
 }
 
-Status DenseStream::still_hopeful(std::string_view what, TimePoint since) const {
-  if (Status status = session_->check_server(since); !status.ok()) return status;
+Status DenseStream::still_hopeful(std::string_view what, TimePoint since, Gate gate) const {
+  if (Status status = session_->check_server(since, options_.timeout); !status.ok()) return status;
   if (queue_.closed() && !closed_)
     return {StatusCode::kClosed, "the server has closed this worker's queue: it was expelled"};
   const auto waited = Clock::now() - since;
   if (waited < options_.timeout) return {};
   bool all_alive = true;
-  const std::string who = missing_workers(since, all_alive);
+  const std::string who = missing_workers(since, gate, all_alive);
   if (all_alive && waited < options_.straggler_timeout) return {};
   return {StatusCode::kTimeout,
           formatted("rank {} waited {:.1f} s for {}; {}", raw(session_->options().rank),
@@ -43,7 +43,7 @@ Status DenseStream::still_hopeful(std::string_view what, TimePoint since) const 
 }
 
 /// Names the workers that the stream's gates wait for, and whether each has shown life.
-std::string DenseStream::missing_workers(TimePoint since, bool& all_alive) const {
+std::string DenseStream::missing_workers(TimePoint since, Gate gate, bool& all_alive) const {
   const store::ControlBlock& control = session_->control();
   const Step own{entry().members[index(session_->member())].clock.load(std::memory_order_relaxed)};
   std::vector<std::string> parts;
@@ -51,8 +51,12 @@ std::string DenseStream::missing_workers(TimePoint since, bool& all_alive) const
     const MemberId member{m};
     if (member == session_->member() || !server::is_active(control, options_.stream, member))
       continue;
-    const Step clock{entry().members[m].clock.load(std::memory_order_relaxed)};
-    if (clock > own) continue;
+    const store::StreamMember& counters = entry().members[m];
+    const Step clock{counters.clock.load(std::memory_order_relaxed)};
+    const auto arrived = counters.barrier_arrived.load(std::memory_order_relaxed);
+    const bool has_come =
+        gate == Gate::kBarrier ? arrived >= static_cast<std::uint32_t>(barriers_) : clock > own;
+    if (has_come) continue;
     const TimePoint sign =
         from_nanoseconds(control.members[m].last_sign_of_life.load(std::memory_order_relaxed));
     const auto silent = Clock::now() - std::max(sign, since);
@@ -77,8 +81,9 @@ Status DenseStream::wait_applied() {
 
 Status DenseStream::request_cut() {
   if (!pulls_) {
-    const auto answer = session_->ask(wire::NeedPull{options_.stream}, {},
-                                      [&] { return session_->check_server(Clock::now()); });
+    const auto answer = session_->ask(
+        wire::NeedPull{options_.stream}, {},
+        [&, since = Clock::now()] { return session_->check_server(since, options_.timeout); });
     if (!answer.ok()) return answer.status();
     pull_segment_ = session_->segment(store::SegmentKind::kPull, extent_);
     if (pull_segment_ == nullptr) return {StatusCode::kInternal, "the server made no pull buffers"};

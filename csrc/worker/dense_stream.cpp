@@ -244,8 +244,10 @@ Status DenseStream::barrier() {
   ++barriers_;
   mail().barrier_arrived.store(barriers_, std::memory_order_seq_cst);
   session_->ring();
-  return wait("the other workers at a barrier",
-              [&] { return mail().barrier_released.load(std::memory_order_acquire) >= barriers_; });
+  return wait(
+      "the other workers at a barrier",
+      [&] { return mail().barrier_released.load(std::memory_order_acquire) >= barriers_; },
+      Gate::kBarrier);
 }
 
 Status DenseStream::close(nanoseconds timeout) {

@@ -132,11 +132,13 @@ class DenseStream {
  private:
   DenseStream(std::shared_ptr<Session> session, StreamOptions options, store::ExtentLayout layout);
   Status attach_views();
-  /// Waits until `ready()`; `what` completes "waited for" in the message.
-  Status wait(std::string_view what, const std::function<bool()>& ready);
+  enum class Gate : std::uint8_t { kStep, kBarrier };
+  /// Waits until `ready()`; `what` completes "waited for" in the message. `gate`: where others may
+  /// be behind.
+  Status wait(std::string_view what, const std::function<bool()>& ready, Gate gate = Gate::kStep);
   /// Why a wait that began at `since` must end: server silent, or a peer silent or too slow.
-  [[nodiscard]] Status still_hopeful(std::string_view what, TimePoint since) const;
-  [[nodiscard]] std::string missing_workers(TimePoint since, bool& all_alive) const;
+  [[nodiscard]] Status still_hopeful(std::string_view what, TimePoint since, Gate gate) const;
+  [[nodiscard]] std::string missing_workers(TimePoint since, Gate gate, bool& all_alive) const;
   Status wait_applied();
   Status request_cut();
   Status publish_flags(std::uint32_t flags, double lambda);

@@ -26,8 +26,13 @@ struct PushInfo {
 class PushQueue {
  public:
   PushQueue() = default;
+  /// Goes on after what this worker has published on the stream, if anything: a stream may be
+  /// opened again by a caller whose first attempt failed half way.
   PushQueue(store::MailStream& mail, Incarnation incarnation) noexcept
-      : mail_(&mail), incarnation_(incarnation) {}
+      : mail_(&mail),
+        incarnation_(incarnation),
+        next_(psplus::next(
+            store::PushMark::unpack(mail.published.load(std::memory_order_relaxed)).sequence)) {}
 
   /// Sequence of the push that is being prepared; its slot is `next() % kSlots`.
   [[nodiscard]] Sequence next() const noexcept { return next_; }

@@ -67,11 +67,19 @@ Result<wire::BootReply> start_server(const std::string& server_path, const std::
   int status = 0;
   while (::waitpid(starter, &status, 0) < 0 && errno == EINTR) {
   }
-  if (Status sent = wire::send_boot(mine, segments, predecessor, deadline); !sent.ok()) return sent;
+  const auto explained = [&](const Status& failed) -> Status {
+    if (failed.code() != StatusCode::kPeerLost) return failed;
+    if (WIFEXITED(status) && WEXITSTATUS(status) != 0)
+      return {StatusCode::kPeerLost,
+              formatted("{} ended with status {} at once; is it psplus-server?", server_path,
+                        WEXITSTATUS(status))};
+    return {StatusCode::kPeerLost,
+            formatted("the server ended while it started; see {}/server.log", job_dir)};
+  };
+  if (Status sent = wire::send_boot(mine, segments, predecessor, deadline); !sent.ok())
+    return explained(sent);
   auto reply = wire::receive_boot_reply(mine, deadline);
-  if (!reply.ok() && reply.status().code() == StatusCode::kPeerLost)
-    return Status{StatusCode::kPeerLost,
-                  formatted("the server ended while it started; see {}/server.log", job_dir)};
+  if (!reply.ok()) return explained(reply.status());
   return reply;
 }
 

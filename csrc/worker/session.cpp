@@ -68,6 +68,9 @@ Result<wire::ToWorker> Session::ask(const wire::ToServer& request, const std::ve
   std::unique_lock lock(mutex_);
   std::uint32_t asked_in = 0;  // life_ counts from 1
   answer_.reset();
+  // Also a stream that has been opened before, by a caller that then failed, gets an answer.
+  if (const auto* const open = std::get_if<wire::OpenStream>(&request))
+    ready_streams_ &= ~(std::uint64_t{1} << raw(open->stream));
   for (;;) {
     if (!failure_.ok()) return failure_;
     if (answer_) {
@@ -122,7 +125,7 @@ Status Session::failure() const {
   return failure_;
 }
 
-Status Session::check_server(TimePoint waiting_since) const {
+Status Session::check_server(TimePoint waiting_since, nanoseconds timeout) const {
   if (options_.interrupted()) return {StatusCode::kClosed, "interrupted"};
   bool reconnecting = false;
   {
@@ -133,7 +136,7 @@ Status Session::check_server(TimePoint waiting_since) const {
   const TimePoint sign =
       from_nanoseconds(control_->last_sign_of_life.load(std::memory_order_relaxed));
   const auto silent = Clock::now() - std::max(sign, waiting_since);
-  if (silent < options_.timeout + (reconnecting ? kGrace : nanoseconds{0})) return {};
+  if (silent < timeout + (reconnecting ? kGrace : nanoseconds{0})) return {};
   return {
       StatusCode::kTimeout,
       formatted("the server of this job (process {}) has given no sign of life for {:.1f} s; see "

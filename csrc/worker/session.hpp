@@ -59,8 +59,9 @@ class Session {
 
   /// Ok, or why the session cannot go on.
   [[nodiscard]] Status failure() const;
-  /// For a waiting call: failure, interruption, or silence of the server since `waiting_since`.
-  [[nodiscard]] Status check_server(TimePoint waiting_since) const;
+  /// For a waiting call: failure, interruption, or silence of the server for `timeout`, counted
+  /// from `waiting_since` at the earliest.
+  [[nodiscard]] Status check_server(TimePoint waiting_since, nanoseconds timeout) const;
 
   [[nodiscard]] const SessionOptions& options() const noexcept { return options_; }
   [[nodiscard]] MemberId member() const noexcept { return member_; }

@@ -60,7 +60,7 @@ Result<wire::StreamReady> register_stream(Session& session, const StreamOptions&
   const TimePoint began = last_arrival;
   std::size_t arrived = 0;
   const auto still_hopeful = [&]() -> Status {
-    if (Status status = session.check_server(began); !status.ok()) return status;
+    if (Status status = session.check_server(began, options.timeout); !status.ok()) return status;
     const Roll roll = call_roll(session.control(), options.stream);
     if (roll.attached.size() + roll.registered.size() > arrived) {
       arrived = roll.attached.size() + roll.registered.size();

@@ -53,10 +53,12 @@ class KVStore:
         """
         if nonfinite not in ("raise", "allow"):
             raise ConfigError(f"nonfinite must be 'raise' or 'allow', got {nonfinite!r}")
-        self._session = connect() if session is None else session
         self._must_be_finite = nonfinite == "raise"
         self._timeout = check_timeout("timeout", timeout)
         self._straggler_timeout = check_timeout("straggler_timeout", straggler_timeout)
+        self._session = connect(timeout=self._timeout) if session is None else session
+        if not isinstance(self._session, Session):
+            raise TypeError(f"session must come from psplus.connect(), got {session!r}")
         self._values: dict[str, DenseValue] = {}
         self._closed = False
 
@@ -100,17 +102,18 @@ class KVStore:
         if not self._session.uses_server(config.read()):
             return LocalBacking(tensor)
         native = self._session.attach(straggler_timeout=self._straggler_timeout)
-        stream = native.open_stream(
-            ordinal=self._session.next_ordinal(),
-            mode="async",
-            bound=None,
-            buffered=False,
-            params=[(name, DTYPES[tensor.dtype], list(tensor.shape))],
-            blob=None,
-            timeout=self._timeout,
-            straggler_timeout=self._straggler_timeout,
-        )
-        return ServerBacking(stream, tensor)
+        with self._session.opening() as ordinals:
+            stream = native.open_stream(
+                ordinal=next(ordinals),
+                mode="async",
+                bound=None,
+                buffered=False,
+                params=[(name, DTYPES[tensor.dtype], list(tensor.shape))],
+                blob=None,
+                timeout=self._timeout,
+                straggler_timeout=self._straggler_timeout,
+            )
+            return ServerBacking(stream, tensor)
 
     def close(self, timeout: float = 5.0) -> None:
         """Wait for what has been started, flush own pushes and leave. Idempotent.
@@ -118,6 +121,7 @@ class KVStore:
         Args:
             timeout: Longest time to flush one value's pushes, in seconds.
         """
+        check_timeout("timeout", timeout)
         self._closed = True
         for value in self._values.values():
             value.close(timeout)

@@ -10,7 +10,7 @@ from psplus.errors import ConfigError, LayoutMismatch
 from psplus.optim.names import NamedParameter
 from psplus.optim.tree import is_portable, pack, unpack
 
-__all__ = ["adopt", "describe"]
+__all__ = ["adopt", "check_same", "describe"]
 
 _log = logging.getLogger(__name__)
 
@@ -19,8 +19,9 @@ def describe(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[NamedParameter],
     model: torch.nn.Module | None,
+    scheme: str,
 ) -> bytes:
-    """Hyper-parameters per group, state per parameter and the model's buffers, as bytes.
+    """Kind, hyper-parameters per group, state per parameter and the model's buffers, as bytes.
 
     Values that are neither numbers, strings, tensors nor containers of them stay each worker's own.
     """
@@ -38,7 +39,23 @@ def describe(
         if isinstance(key, torch.Tensor) and key in names and isinstance(value, dict)
     }
     buffers = {} if model is None else dict(model.named_buffers())
-    return pack({"groups": groups, "state": state, "buffers": buffers})
+    kind = {"optimizer": _kind(optimizer), "scheme": scheme}
+    return pack({"kind": kind, "groups": groups, "state": state, "buffers": buffers})
+
+
+def check_same(blob: bytes, optimizer: torch.optim.Optimizer, scheme: str) -> None:
+    """Raises ConfigError unless the worker of ``blob`` has the same optimizer and scheme."""
+    theirs = unpack(blob)["kind"]
+    for what, ours in (("optimizer", _kind(optimizer)), ("scheme", scheme)):
+        if theirs[what] != ours:
+            raise ConfigError(
+                f"this worker's {what} is {ours!r}, that of the worker whose values the job began "
+                f"with is {theirs[what]!r}; use the same {what} on every worker"
+            )
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    return type(optimizer).__name__
 
 
 def adopt(

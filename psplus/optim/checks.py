@@ -1,8 +1,10 @@
 """Which optimizers and parameters psplus can take."""
 
+import gc
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from psplus.errors import ConfigError
@@ -35,6 +37,8 @@ def check_model(model: torch.nn.Module | None) -> None:
     """Raises ConfigError if another wrapper averages the model's gradients or shards it."""
     if model is None:
         return
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
     for module in model.modules():
         kind = type(module).__name__
         if isinstance(module, DistributedDataParallel):
@@ -49,12 +53,31 @@ def check_model(model: torch.nn.Module | None) -> None:
             )
 
 
+def _check_no_ddp(parameters: Sequence[NamedParameter]) -> None:
+    """Raises ConfigError if a DistributedDataParallel averages gradients of these parameters.
+
+    Neither a parameter nor its module knows of the wrapper around it.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return  # there cannot be one
+    ours = {id(p.tensor) for p in parameters}
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), DistributedDataParallel):
+            continue
+        if any(id(tensor) in ours for tensor in thing.parameters()):
+            raise ConfigError(
+                "the model is wrapped in DistributedDataParallel, which averages gradients "
+                "itself; pass the plain module and drop the wrapper"
+            )
+
+
 def check_parameters(parameters: Sequence[NamedParameter]) -> None:
     """What holds with and without a server.
 
     Raises:
         ConfigError: For uninitialised or sharded parameters, or when there is nothing to train.
     """
+    _check_no_ddp(parameters)
     for p in parameters:
         if torch.nn.parameter.is_lazy(p.tensor):
             raise ConfigError(

@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from psplus.errors import ConfigError, Error
 from psplus.optim.engine import Closure, Engine
+from psplus.session import check_timeout
 from psplus.stats import Stats
 
 __all__ = ["DistributedOptimizer"]
@@ -203,7 +204,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             timeout: Longest time to flush pushes, in seconds.
         """
-        self._engine.close(timeout)
+        self._engine.close(check_timeout("timeout", timeout))
 
     def __enter__(self) -> Self:
         return self

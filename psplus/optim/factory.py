@@ -9,7 +9,7 @@ from psplus.errors import ConfigError
 from psplus.lr_scale import Policy
 from psplus.optim import guard
 from psplus.optim import nonfinite as nonfinite_policy
-from psplus.optim.blob import describe
+from psplus.optim.blob import check_same, describe
 from psplus.optim.buffers import SharedBuffers, declare, find_buffers
 from psplus.optim.checks import (
     DTYPES,
@@ -105,50 +105,54 @@ def wrap(
     parameters = name_parameters(optimizer, model, named_parameters)
     check_parameters(parameters)
 
-    session = connect() if session is None else session
+    session = connect(timeout=timeout) if session is None else session
+    if not isinstance(session, Session):
+        raise TypeError(f"session must come from psplus.connect(), got {session!r}")
     job = config.read()
     if not session.uses_server(job):
         return DistributedOptimizer(optimizer, LocalEngine(optimizer, parameters, nonfinite))
     check_for_server(optimizer, parameters, job.world_size)
     native = session.attach(straggler_timeout=straggler_timeout)
-    ordinal = session.next_ordinal()
-    stream = native.open_stream(
-        ordinal=ordinal,
-        mode=resolved.mode,
-        bound=resolved.staleness_bound,
-        buffered=pull == "buffered",
-        params=[_declare(p) for p in parameters],
-        blob=describe(optimizer, parameters, model),
-        timeout=timeout,
-        straggler_timeout=straggler_timeout,
-    )
     buffers = find_buffers(model)
-
-    def open_buffers() -> SharedBuffers | None:
-        if not buffers:
-            return None
-        own_stream = native.open_stream(
-            ordinal=session.next_ordinal(),
+    with session.opening() as ordinals:
+        ordinal = next(ordinals)
+        stream = native.open_stream(
+            ordinal=ordinal,
             mode=resolved.mode,
-            bound=None,
-            buffered=False,
-            params=declare(buffers),
-            blob=None,
+            bound=resolved.staleness_bound,
+            buffered=pull == "buffered",
+            params=[_declare(p) for p in parameters],
+            blob=describe(optimizer, parameters, model, resolved.name),
             timeout=timeout,
             straggler_timeout=straggler_timeout,
         )
-        return SharedBuffers(own_stream, buffers)
 
-    state = TurnState(optimizer, parameters, stream, resolved.policy, nonfinite, job.rank)
-    engine = ServerEngine(
-        native,
-        state,
-        resolved,
-        session.came_late(ordinal, stream),
-        outside_writes,
-        model,
-        open_buffers,
-    )
+        def open_buffers() -> SharedBuffers | None:
+            if not buffers:
+                return None
+            own_stream = native.open_stream(
+                ordinal=next(ordinals),
+                mode=resolved.mode,
+                bound=None,
+                buffered=False,
+                params=declare(buffers),
+                blob=None,
+                timeout=timeout,
+                straggler_timeout=straggler_timeout,
+            )
+            return SharedBuffers(own_stream, buffers)
+
+        came_late = session.came_late(ordinal, stream)
+        if stream.blob is not None:
+            check_same(stream.blob, optimizer, resolved.name)
+        state = TurnState(optimizer, parameters, stream, resolved.policy, nonfinite, job.rank)
+        try:
+            engine = ServerEngine(
+                native, state, resolved, came_late, outside_writes, model, open_buffers
+            )
+        except BaseException:
+            state.stop()
+            raise
     return DistributedOptimizer(optimizer, engine)
 
 

@@ -58,7 +58,14 @@ def _first_names(named_parameters: NamedParameters) -> dict[int, str]:
     pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
     by_name: dict[str, torch.Tensor] = {}
     names: dict[int, str] = {}
-    for name, tensor in pairs:
+    for pair in pairs:
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not isinstance(pair[0], str) or not isinstance(pair[1], torch.Tensor):
+            raise TypeError(
+                "named_parameters must give pairs of a name and a tensor, as "
+                f"model.named_parameters() does, got {pair!r}"
+            )
+        name, tensor = pair
         if by_name.setdefault(name, tensor) is not tensor:
             raise ConfigError(
                 f"two parameters are named {name!r}, of shapes {_shape(by_name[name])} and "

@@ -179,8 +179,7 @@ class ServerEngine(Engine):
         if not self._closed:
             check_process()
             self._closed = True
-            if self._state.check is not None:
-                self._state.check.stop()
+            self._state.stop()
             if self._buffers is not None:
                 self._buffers.close(timeout)
             self._stream.close(timeout)

@@ -53,6 +53,11 @@ class TurnState:
         self.lr_scale = 1.0
         self.staleness = StalenessMeter()
 
+    def stop(self) -> None:
+        """Look at no more gradients."""
+        if self.check is not None:
+            self.check.stop()
+
 
 class StepTurn(Turn):
     """A turn over a stream of dense parameters."""

@@ -8,9 +8,11 @@ __all__ = ["check_bound", "check_local_scale"]
 
 
 def check_bound(bound: int) -> None:
-    """Raises ConfigError unless ``bound`` is a whole number >= 0."""
-    if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-        raise ConfigError(f"staleness_bound must be a whole number of steps >= 0, got {bound!r}")
+    """Raises ConfigError unless ``bound`` is a whole number of steps from 0 to 2^40."""
+    if isinstance(bound, bool) or not isinstance(bound, int) or not 0 <= bound <= 1 << 40:
+        raise ConfigError(
+            f"staleness_bound must be a whole number of steps from 0 to 2^40, got {bound!r}"
+        )
 
 
 def check_local_scale(local_scale: float) -> None:

@@ -234,6 +234,126 @@ def test_a_frozen_peer_is_named_by_the_timeout(clean_job: Path) -> None:
     assert 1.0 <= ended.result["seconds"] < 3.0
 
 
+def wait_for_one_that_sleeps(scheme: str, **bound: int) -> bool:
+    """Rank 1 is busy elsewhere, longer than the time-out: with a checkpoint, a validation."""
+    rank = psplus.config.read().rank
+    model = make_model()
+    optimizer = wrapped(model, scheme, timeout=1.0, straggler_timeout=30.0, **bound)
+    for number in range(4):
+        if rank == 1 and number == 2:
+            time.sleep(3.0)
+        step(model, optimizer, number)
+    if rank == 1:
+        time.sleep(2.5)
+    optimizer.synchronize()
+    optimizer.close()
+    return True
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bound"), [("bsp", {}), ("ssp", {"staleness_bound": 0}), ("ps+", {})]
+)
+def test_a_busy_peer_is_not_silent(workers: Workers, scheme: str, bound: dict[str, int]) -> None:
+    assert workers(wait_for_one_that_sleeps, 2, scheme=scheme, **bound) == [True, True]
+
+
+def wait_at_a_barrier_alone() -> str:
+    rank = psplus.config.read().rank
+    model = make_model()
+    optimizer = wrapped(model, "asp", timeout=1.0, straggler_timeout=1.5)
+    for number in range(3 * rank + 1):  # who is missing is ahead
+        step(model, optimizer, number)
+    if rank == 1:
+        time.sleep(4.0)
+        return ""
+    with pytest.raises(psplus.TimeoutError) as caught:
+        optimizer.synchronize()
+    return str(caught.value)
+
+
+def test_who_misses_at_a_barrier_is_named(workers: Workers) -> None:
+    message, _ = workers(wait_at_a_barrier_alone, 2)
+    assert "the other workers at a barrier; rank 1 (process" in message
+
+
+def freeze_the_server() -> str:
+    model = make_model()
+    optimizer = wrapped(model, "asp", timeout=1.0)
+    native = psplus.session._attachment.native
+    assert native is not None
+    os.kill(native.server_pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(psplus.TimeoutError) as caught:
+            step(model, optimizer)
+    finally:
+        os.kill(native.server_pid, signal.SIGCONT)
+    optimizer.pull()
+    return str(caught.value)
+
+
+def test_a_frozen_server_is_named(workers: Workers) -> None:
+    (message,) = workers(freeze_the_server, 1)
+    assert "the server of this job (process" in message
+    assert "has given no sign of life for 1." in message
+
+
+def begin_wrongly(mistake: str) -> dict[str, Any]:
+    """Rank 1 makes a mistake, is told, and does it right while rank 0 waits."""
+    rank = psplus.config.read().rank
+    told = ""
+    if rank == 1:
+        native = psplus.connect().attach(straggler_timeout=30.0)
+        while native.num_workers < 2:
+            time.sleep(0.01)
+        time.sleep(1.0)  # rank 0 has registered: who comes first is right
+        model = make_model()
+        kind = torch.optim.Adam if mistake == "optimizer" else torch.optim.SGD
+        parameters = list(model.parameters())[: 1 if mistake == "layout" else None]
+        scheme = {"mode": "bsp", "scheme": "asp"}.get(mistake, "ps+")
+        with pytest.raises(psplus.Error) as caught:
+            psplus.wrap(kind(parameters, lr=0.1), scheme)
+        told = f"{type(caught.value).__name__}: {caught.value}"
+    model = make_model()
+    optimizer = psplus.wrap(torch.optim.SGD(model.parameters(), lr=0.1), "ps+")
+    for number in range(3):
+        step(model, optimizer, number)
+    optimizer.synchronize()
+    found = {"values": values_of(model), "told": told, "pushes": optimizer.step_vector}
+    optimizer.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("layout", "LayoutMismatch: "),
+        ("mode", "ConfigError: wrapper 0 is bsp"),
+        ("scheme", "ConfigError: this worker's scheme is 'asp', that of"),
+        ("optimizer", "ConfigError: this worker's optimizer is 'Adam', that of"),
+    ],
+)
+def test_a_refused_wrap_can_be_corrected(workers: Workers, mistake: str, message: str) -> None:
+    zero, one = workers(begin_wrongly, 2, mistake=mistake)
+    assert one["told"].startswith(message), one["told"]
+    for found in (zero, one):
+        assert found["pushes"].tolist() == [3, 3]
+        for name, value in zero["values"].items():
+            assert torch.equal(found["values"][name], value)
+
+
+def start_no_server() -> str:
+    model = make_model()
+    session = psplus.connect(server="always", timeout=2.0)
+    with pytest.raises(psplus.PeerLost) as caught:
+        psplus.wrap(torch.optim.SGD(model.parameters(), lr=0.1), "asp", session=session)
+    return str(caught.value)
+
+
+def test_a_program_that_is_no_server_is_named(workers: Workers) -> None:
+    (message,) = workers(start_no_server, 1, environment={"PSPLUS_SERVER": "/bin/false"})
+    assert "/bin/false ended with status 1" in message
+
+
 def lose_the_server(executable: str, broken: bool) -> dict[str, Any]:
     """The server dies and no other can be started."""
     model = make_model()

@@ -104,6 +104,11 @@ def test_ddp_is_refused_with_a_hint(clean_job: Any) -> None:
         model = DistributedDataParallel(make_model())
         with pytest.raises(psplus.ConfigError, match="pass the plain module"):
             psplus.wrap(sgd(model), model=model)
+        # Neither knows that there is a wrapper.
+        for source in ({"model": model.module}, {}):
+            with pytest.raises(psplus.ConfigError, match="pass the plain module"):
+                psplus.wrap(sgd(model), **source)
+        psplus.wrap(sgd(other := make_model()), model=other)
     finally:
         torch.distributed.destroy_process_group()
 
@@ -142,11 +147,34 @@ def test_integer_parameters_are_named() -> None:
         ({"outside_writes": "allow"}, "'raise' or 'ignore'"),
         ({"timeout": -1.0}, "timeout must be"),
         ({"straggler_timeout": float("inf")}, "straggler_timeout must be"),
+        ({"timeout": 1e300}, "timeout must be"),
+        ({"staleness_bound": 2**70}, "staleness_bound must be a whole number"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(psplus.ConfigError, match=message):
         psplus.wrap(sgd(make_model()), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "net"}, r"model must be a torch.nn.Module, got 'net'"),
+        ({"session": "mine"}, r"session must come from psplus.connect\(\), got 'mine'"),
+        ({"named_parameters": [1, 2]}, "pairs of a name and a tensor.*got 1"),
+    ],
+)
+def test_wrong_types_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        psplus.wrap(sgd(make_model()), **arguments)
+
+
+@pytest.mark.parametrize("timeout", [-1, "x", None])
+def test_wrong_timeouts_of_close_are_refused(timeout: Any) -> None:
+    optimizer = psplus.wrap(sgd(make_model()))
+    with pytest.raises(psplus.ConfigError, match="timeout must be a positive number"):
+        optimizer.close(timeout)
+    optimizer.close()
 
 
 def test_what_is_no_optimizer_is_refused() -> None:

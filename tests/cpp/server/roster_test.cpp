@@ -195,6 +195,21 @@ TEST(Roster, OfSeveralThatWaitForAPlaceTheFirstGetsIt) {
   EXPECT_THAT(refusal(second), Refuses(StatusCode::kConfig, "rank 1 is attached already"));
 }
 
+TEST(Roster, AHeartbeatIsASignOfLife) {
+  ServerHarness server;
+  TestWorker& worker = server.attach(0, 1);
+  const auto& sign = server.control().members[index(worker.member)].last_sign_of_life;
+  const std::int64_t attached = sign.load();
+  server.tick(std::chrono::seconds{5});
+  EXPECT_EQ(sign.load(), attached) << "a frozen process does not beat";
+  server.store().mailbox(worker.member).heartbeat.fetch_add(1);
+  server.tick(std::chrono::seconds{5});
+  const std::int64_t beaten = to_nanoseconds(server.now);
+  EXPECT_EQ(sign.load(), beaten);
+  server.tick(std::chrono::seconds{5});
+  EXPECT_EQ(sign.load(), beaten);
+}
+
 TEST(Roster, DetachIsAnsweredWhenThePushesAreIn) {
   FoundedJob job{2, small()};
   TestWorker& one = job.workers[1];

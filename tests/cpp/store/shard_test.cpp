@@ -149,6 +149,7 @@ TEST(ReadChunk, GivesUpAfterTheTriesItHas) {
 // A writer that flips chunks the way the server does, readers that copy meanwhile: whatever is
 // returned is one batch's chunk, and batches never go back.
 TEST(ReadChunk, NeverMixesTwoBatches) {
+  constexpr std::uint64_t kReads = 100'000;
   const ExtentLayout layout = layout_of_chunks(2);
   const Shard shard{layout};
   std::atomic<bool> stop{false};
@@ -170,9 +171,10 @@ TEST(ReadChunk, NeverMixesTwoBatches) {
   std::uint64_t busy = 0;
   std::uint64_t retries = 0;
   BatchId last[2] = {};
-  const Deadline deadline = Deadline::after(milliseconds{400});
+  const Deadline deadline = Deadline::after(std::chrono::seconds{60});
   std::vector<std::uint64_t> out(kChunk / 8);
-  while (!deadline.passed()) {
+  const Deadline enough = Deadline::after(milliseconds{400});
+  while ((read < kReads || !enough.passed()) && !deadline.passed()) {
     for (std::uint32_t c = 0; c < 2; ++c) {
       const auto batch =
           shard.view.read_chunk(ChunkIndex{c}, std::as_writable_bytes(std::span{out}), &retries);
@@ -191,7 +193,7 @@ TEST(ReadChunk, NeverMixesTwoBatches) {
   }
   stop = true;
   writer.join();
-  EXPECT_GT(read, 100u);
+  EXPECT_GE(read, kReads);
   EXPECT_GT(raw(last[0]), 0u);
   RecordProperty("retries", std::to_string(retries));
   RecordProperty("busy", std::to_string(busy));
