@@ -4,10 +4,7 @@
 
 #include <utility>
 
-#include <unistd.h>
-
 #include "base/format.hpp"
-#include "c10d/buffers.hpp"
 #include "c10d/rendezvous.hpp"
 
 namespace psplus::pg {
@@ -34,7 +31,7 @@ const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* c
 ProcessGroupPSPlus::ProcessGroupPSPlus(Setup setup)
     : Backend(setup.rank, setup.size),
       options_(c10::make_intrusive<Options>("psplus", setup.timeout)),
-      owner_(::getpid()),
+      owner_(this_process()),
       make_nccl_(std::move(setup.make_nccl)),
       timeout_(setup.timeout) {
   options_->global_ranks_in_group = std::move(setup.global_ranks);
@@ -48,12 +45,8 @@ ProcessGroupPSPlus::ProcessGroupPSPlus(Setup setup)
 }
 
 ProcessGroupPSPlus::~ProcessGroupPSPlus() {
-  if (::getpid() != owner_) {  // a forked child has neither the threads nor a place in the group
-    executor_.forget();
-    if (host_) {
-      host_->messages.forget();
-      (void)new std::shared_ptr<Host>{std::move(host_)};
-    }
+  if (this_process() != owner_) {
+    drop_in_child();
     return;
   }
   try {
@@ -63,7 +56,20 @@ ProcessGroupPSPlus::~ProcessGroupPSPlus() {
   }
 }
 
+/// The threads that hold locks or sleep on condition variables are the parent's, so whatever has
+/// such a member is left undestroyed; only the mapping and the descriptors go.
+void ProcessGroupPSPlus::drop_in_child() noexcept {
+  (void)new std::shared_ptr<Executor>{executor_};
+  if (host_) {
+    host_->group->forget();
+    (void)new std::shared_ptr<Host>{std::move(host_)};
+  }
+  (void)gloo_.release();
+  (void)nccl_.release();
+}
+
 void ProcessGroupPSPlus::setTimeout(std::chrono::milliseconds timeout) {
+  check_process();
   const std::lock_guard lock{mutex_};
   timeout_ = options_->timeout = timeout;
   if (gloo_) gloo_->setTimeout(timeout);
@@ -84,6 +90,7 @@ c10d::Backend& ProcessGroupPSPlus::nccl() {
 }
 
 c10d::Backend* ProcessGroupPSPlus::inner_for(const at::Device& device) {
+  check_process();
   if (device.is_cpu()) return gloo_.get();
   TORCH_CHECK_VALUE(device.is_cuda(), "psplus handles tensors on the CPU and on CUDA devices, not ",
                     device);
@@ -113,17 +120,19 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::submit(Submission submission, co
   work->set_body(std::move(body), timeout_or_default(submission.timeout));
   const bool caller_waits = !submission.async && !coalescing_;
   lock.unlock();
-  executor_.submit(work, caller_waits);
+  executor_->submit(work, caller_waits);
   return note(work);
 }
 
 void ProcessGroupPSPlus::startCoalescing() {
+  check_process();
   const std::lock_guard lock{mutex_};
   coalescing_ = true;
   coalescing_nccl_ = false;
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::endCoalescing() {
+  check_process();
   std::unique_lock lock{mutex_};
   coalescing_ = false;
   if (std::exchange(coalescing_nccl_, false)) {
@@ -134,6 +143,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::endCoalescing() {
 }
 
 uint64_t ProcessGroupPSPlus::getSequenceNumberForGroup() {
+  check_process();
   const std::lock_guard lock{mutex_};
   return sequence_;
 }
@@ -165,8 +175,10 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::send(Tensors& tensors, int to, i
   const auto work = make_message(OpType::SEND, "psplus:send", tensors);
   const Buffer buffer = Buffer::of(tensor);
   host_->messages.send(static_cast<Rank>(to), collectives::Tag{tag}, buffer.data(), buffer.bytes(),
-                       Deadline::after(timeout_), [work, buffer](const Status& status, Rank) {
-                         work->complete(status.ok() ? nullptr : to_exception(status));
+                       Deadline::after(timeout_),
+                       [work, buffer, executor = executor_](const Status& status, Rank) {
+                         work->end(status.ok() ? nullptr : to_exception(status));
+                         executor->settle(work);  // callbacks may wait for messages
                        });
   return start_message(work);
 }
@@ -177,7 +189,8 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::receive(std::optional<Rank> from
   const auto work = make_message(type, title, tensors);
   const Buffer buffer = Buffer::for_output(tensors.front());
   host_->messages.receive(from, collectives::Tag{tag}, buffer.data(), buffer.bytes(),
-                          Deadline::after(timeout_), [work, buffer](const Status& status, Rank by) {
+                          Deadline::after(timeout_),
+                          [work, buffer, executor = executor_](const Status& status, Rank by) {
                             std::exception_ptr error;
                             try {
                               const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -187,7 +200,8 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::receive(std::optional<Rank> from
                               error = std::current_exception();
                             }
                             work->set_source(static_cast<int>(raw(by)));
-                            work->complete(error);
+                            work->end(error);
+                            executor->settle(work);
                           });
   return start_message(work);
 }
@@ -205,6 +219,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recvAnysource(Tensors& tensors, 
 }
 
 void ProcessGroupPSPlus::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  check_process();
   if (gloo_) return gloo_->monitoredBarrier(opts, wait_all_ranks);
   const milliseconds timeout = timeout_or_default(opts.timeout);
   if (getRank() == 0 && timeout.count() <= 0)
@@ -228,10 +243,12 @@ void ProcessGroupPSPlus::monitoredBarrier(const c10d::BarrierOptions& opts, bool
 }
 
 void ProcessGroupPSPlus::eagerConnectSingleDevice(at::Device device) {
+  check_process();
   if (device.is_cuda()) nccl().eagerConnectSingleDevice(device);
 }
 
 c10d::ErrorType ProcessGroupPSPlus::getError() {
+  check_process();
   if (gloo_) return gloo_->getError();
   switch (group().status().code()) {
     case StatusCode::kOk:
@@ -252,9 +269,10 @@ c10d::ErrorType ProcessGroupPSPlus::getError() {
 }
 
 void ProcessGroupPSPlus::abort() {
+  if (this_process() != owner_) return;
   if (host_) {
     group().abort();
-    executor_.shutdown();
+    executor_->shutdown(Deadline::after(kPatienceAtShutdown));
     host_->messages.shutdown();
   }
   if (gloo_) gloo_->abort();
@@ -263,13 +281,14 @@ void ProcessGroupPSPlus::abort() {
 }
 
 void ProcessGroupPSPlus::shutdown() {
+  if (this_process() != owner_) return;
   {
     const std::lock_guard lock{mutex_};
     if (std::exchange(shut_down_, true)) return;
   }
   if (host_) {
-    if (!executor_.drain(Deadline::after(kPatienceAtShutdown))) group().abort();
-    executor_.shutdown();
+    if (!executor_->drain(Deadline::after(kPatienceAtShutdown))) group().abort();
+    executor_->shutdown(Deadline::after(kPatienceAtShutdown));
     host_->messages.shutdown();
     group().leave();
   }

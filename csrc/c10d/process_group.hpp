@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "c10d/buffers.hpp"
 #include "c10d/executor.hpp"
+#include "c10d/origin.hpp"
 #include "c10d/torch_compat.hpp"
 #include "c10d/work.hpp"
 #include "collectives/collectives.hpp"
@@ -22,7 +24,7 @@ namespace psplus::pg {
 /// CPU tensors run in the order submitted; sends and receives beside them.
 ///
 /// Thread safety: every method from any thread; collectives must be submitted in the same order on
-/// all ranks.
+/// all ranks. In a forked child every call throws, and destruction only drops what is the child's.
 class ProcessGroupPSPlus final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -119,7 +121,11 @@ class ProcessGroupPSPlus final : public c10d::Backend {
     bool async;
   };
 
-  /// The inner group for such tensors; null for shared memory. Throws for other devices.
+  /// Throws in a forked child, before anything that its parent or other ranks see is touched.
+  void check_process() const { throw_if_forked(owner_, getRank()); }
+  void drop_in_child() noexcept;
+  /// The inner group for such tensors; null for shared memory. Throws for other devices, and in a
+  /// forked child.
   c10d::Backend* inner_for(const at::Device& device);
   c10d::Backend& nccl();
   WorkPtr submit(Submission submission, const Tensors& inputs, GroupWork::Body body);
@@ -157,7 +163,7 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   std::vector<WorkPtr> coalesced_;
   bool shut_down_ = false;
 
-  Executor executor_;  // last: its thread ends before what works use is destroyed
+  const std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
 };
 
 }  // namespace psplus::pg

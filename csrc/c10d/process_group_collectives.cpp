@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "c10d/buffers.hpp"
 #include "c10d/process_group.hpp"
 #include "c10d/reduce_ops.hpp"
 
@@ -453,6 +452,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::alltoall(Tensors& outputs, Tenso
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::barrier(const c10d::BarrierOptions& opts) {
+  check_process();
   if (gloo_) return note(gloo_->barrier(opts));
   return submit({OpType::BARRIER, "psplus:barrier", {}, opts.timeout, opts.asyncOp}, {},
                 [this](Deadline deadline) { return collectives::barrier(group(), deadline); });
