@@ -289,13 +289,14 @@ class ProcessGroupPSPlus(Backend):
         timeout: timedelta,
         host_id: str,
         global_ranks: Sequence[int],
-        make_gloo: Callable[[], Backend],
-        make_nccl: Callable[[], Backend | None],
+        make_gloo: Callable[[Store, int, int, timedelta, list[int]], Backend],
+        make_nccl: Callable[[Store, int, int, timedelta, list[int]], Backend | None],
     ) -> None:
         """Meet the other ranks through ``store``, whose keys are this group's own.
 
         Ranks with equal ``host_id`` share memory if they can open it. ``make_gloo`` is called on
-        all ranks when some are elsewhere, ``make_nccl`` with the first CUDA tensor.
+        all ranks when some are elsewhere, ``make_nccl`` with the first CUDA tensor; both with the
+        store, rank, size, time-out and global ranks of this group or of one split from it.
         """
     @property
     def options(self) -> Backend.Options:

@@ -2,6 +2,7 @@
 
 #include "c10d/process_group.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/format.hpp"
@@ -32,15 +33,15 @@ ProcessGroupPSPlus::ProcessGroupPSPlus(Setup setup)
     : Backend(setup.rank, setup.size),
       options_(c10::make_intrusive<Options>("psplus", setup.timeout)),
       owner_(this_process()),
-      make_nccl_(std::move(setup.make_nccl)),
-      timeout_(setup.timeout) {
-  options_->global_ranks_in_group = std::move(setup.global_ranks);
-  auto joined = value_or_throw(join_host(*setup.store, setup.rank, setup.size, setup.host_id,
-                                         Deadline::after(setup.timeout)));
+      setup_(std::move(setup)),
+      timeout_(setup_.timeout) {
+  options_->global_ranks_in_group = setup_.global_ranks;
+  auto joined = value_or_throw(join_host(*setup_.store, setup_.rank, setup_.size, setup_.host_id,
+                                         Deadline::after(setup_.timeout)));
   if (joined)
     host_ = std::make_shared<Host>(std::move(joined));
   else
-    gloo_ = setup.make_gloo();
+    gloo_ = setup_.make_gloo(setup_);
   init();
 }
 
@@ -83,7 +84,7 @@ milliseconds ProcessGroupPSPlus::timeout_or_default(std::chrono::milliseconds ti
 c10d::Backend& ProcessGroupPSPlus::nccl() {
   const std::lock_guard lock{mutex_};
   if (!nccl_) {
-    nccl_ = make_nccl_();
+    nccl_ = setup_.make_nccl(setup_);
     TORCH_CHECK(nccl_, "psplus: CUDA tensors need a torch with NCCL");
   }
   return *nccl_;
@@ -240,6 +241,39 @@ void ProcessGroupPSPlus::monitoredBarrier(const c10d::BarrierOptions& opts, bool
       DistBackendError,
       formatted("[Rank 0]: {} {} failed to pass monitoredBarrier in {} ms",
                 wait_all_ranks ? "Ranks" : "Rank", joined(ranks, ", "), timeout.count()));
+}
+
+ProcessGroupPSPlus::BackendPtr ProcessGroupPSPlus::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<Options>& opts) {
+  check_process();
+  Setup setup = setup_;
+  setup.size = static_cast<int>(ranks.size());
+  setup.global_ranks.clear();
+  for (const int rank : ranks) {
+    TORCH_CHECK_VALUE(rank >= 0 && rank < getSize(), "psplus split: rank ", rank,
+                      " is not in a group of ", getSize());
+    TORCH_CHECK_VALUE(std::count(ranks.begin(), ranks.end(), rank) == 1, "psplus split: rank ",
+                      rank, " is given twice");
+    const auto of_parent = static_cast<std::size_t>(rank);
+    setup.global_ranks.push_back(setup_.global_ranks.empty() ? of_parent  // torch's way to say all
+                                                             : setup_.global_ranks.at(of_parent));
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), getRank());
+  if (own == ranks.end()) return nullptr;
+  setup.rank = static_cast<int>(own - ranks.begin());
+  std::unique_lock lock{mutex_};
+  setup.timeout = opts ? opts->timeout : timeout_;
+  // torch may split once for each kind of device, with one store for both.
+  const int count = splits_[ranks]++;
+  lock.unlock();
+  setup.store = c10::make_intrusive<c10d::PrefixStore>(formatted("psplus-split-{}", count), store);
+  auto made = c10::make_intrusive<ProcessGroupPSPlus>(std::move(setup));
+  if (opts) {
+    made->options_->group_name = opts->group_name;
+    made->options_->group_desc = opts->group_desc;
+  }
+  return made;
 }
 
 void ProcessGroupPSPlus::eagerConnectSingleDevice(at::Device device) {

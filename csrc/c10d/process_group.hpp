@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -31,8 +32,9 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   using TensorLists = std::vector<Tensors>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-  /// Makes an inner group; called by all ranks or by none.
-  using MakeBackend = std::function<BackendPtr()>;
+  struct Setup;
+  /// Makes an inner group for the ranks of a group; called by all of them or by none.
+  using MakeBackend = std::function<BackendPtr(const Setup&)>;
 
   /// How a group is set up.
   struct Setup {
@@ -97,6 +99,12 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
+  bool supportsSplitting() const override { return true; }
+  /// A new group of some of this one's `ranks`, in that order; called by these, at least. Null for
+  /// a rank that is not among them.
+  BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                   const c10::intrusive_ptr<Options>& opts) override;
+
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   /// Wakes everybody who waits, on all ranks, and fails what is queued.
@@ -150,7 +158,7 @@ class ProcessGroupPSPlus final : public c10d::Backend {
 
   const c10::intrusive_ptr<Options> options_;
   const pid_t owner_;
-  MakeBackend make_nccl_;
+  const Setup setup_;
   std::shared_ptr<Host> host_;
   BackendPtr gloo_;
 
@@ -162,6 +170,7 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   bool coalescing_nccl_ = false;
   std::vector<WorkPtr> coalesced_;
   bool shut_down_ = false;
+  std::map<std::vector<int>, int> splits_;  // groups made of these ranks so far
 
   const std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
 };

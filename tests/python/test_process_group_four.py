@@ -1,5 +1,6 @@
 """Four ranks on one host: all collectives, dtypes and reductions, and what Gloo does not do."""
 
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -304,6 +305,72 @@ def time_outs_of_pairs(store: str) -> bool:
     dist.barrier()
     dist.destroy_process_group()
     return True
+
+
+def split_groups(store: str, hosts: bool) -> bool:
+    if hosts:
+        os.environ["PSPLUS_HOST_ID"] = f"host-{int(os.environ['RANK']) // 2}"
+    rank, _ = begin(store)
+    world = dist.group.WORLD
+    cpu = torch.device("cpu")
+    assert world._get_backend(cpu).supports_splitting
+    assert world._get_backend(cpu).shares_memory != hosts
+    for _ in range(2):  # the same ranks again must not find the first one's memory
+        for ranks in ([0, 1], [0, 2, 3], [2, 3]):
+            if rank not in ranks:
+                continue
+            group = world.split_group(ranks, timeout=timedelta(seconds=20))
+            assert (group.rank(), group.size()) == (ranks.index(rank), len(ranks))
+            backend = group._get_backend(cpu)
+            assert backend.shares_memory == (not hosts or len(ranks) == 2)
+            assert backend.options.global_ranks_in_group == ranks
+            assert backend.options._timeout == timedelta(seconds=20)
+            tensor = small(rank)
+            group.allreduce(tensor).wait()
+            expect(tensor, sum(small(r) for r in ranks), "a split group")
+            group.shutdown()
+    dist.barrier()
+    dist.destroy_process_group()
+    return True
+
+
+@pytest.mark.parametrize("hosts", [False, True])
+def test_split_groups(workers: Callable[..., Any], store: str, hosts: bool) -> None:
+    assert all(workers(split_groups, SIZE, store=store, hosts=hosts))
+
+
+def everywhere(tensor: torch.Tensor, value: int) -> bool:
+    """Piece by piece: a comparison of all would take the memory of several tensors."""
+    return all(bool((piece == value).all()) for piece in tensor.split(2**26))
+
+
+def more_than_two_gigabytes(store: str) -> bool:
+    rank, _ = begin(store, 200.0)
+    n = 2**31 + 5
+    tensor = torch.full((n,), rank + 1, dtype=torch.uint8)
+    tensor[-1] = 10 * rank + 7
+    dist.all_reduce(tensor)
+    assert everywhere(tensor[:-1], 3)
+    assert tensor[-1] == 24
+    tensor.fill_(rank + 1)
+    dist.broadcast(tensor, 1)
+    assert everywhere(tensor, 2)
+    tensor.fill_(rank + 5)
+    if rank == 0:
+        tensor[-1] = 11
+        dist.send(tensor, 1)
+    else:
+        dist.recv(tensor, 0)
+        assert everywhere(tensor[:-1], 5)
+        assert tensor[-1] == 11
+    dist.destroy_process_group()
+    return True
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+def test_tensors_over_two_gigabytes(workers: Callable[..., Any], store: str) -> None:
+    assert all(workers(more_than_two_gigabytes, 2, store=store, limit=380.0))
 
 
 def test_a_time_out_leaves_others_alone(workers: Callable[..., Any], store: str) -> None:

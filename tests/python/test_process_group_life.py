@@ -488,8 +488,8 @@ def join(store: dist.Store, rank: int) -> Any:
         timeout=timedelta(seconds=10),
         host_id="host",
         global_ranks=[0, 1],
-        make_gloo=lambda: None,
-        make_nccl=lambda: None,
+        make_gloo=lambda *_: None,
+        make_nccl=lambda *_: None,
     )
 
 
