@@ -41,8 +41,22 @@ ProcessGroupPSPlus::ProcessGroupPSPlus(Setup setup)
   if (joined)
     host_ = std::make_shared<Host>(std::move(joined));
   else
-    gloo_ = setup_.make_gloo(setup_);
+    join_hosts();
   init();
+}
+
+void ProcessGroupPSPlus::join_hosts() {
+  gloo_ = setup_.make_gloo(setup_);
+  const auto make_leaders = [this](const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                   int size) {
+    Setup leaders = setup_;
+    leaders.store = store;
+    leaders.rank = rank;
+    leaders.size = size;
+    return setup_.make_gloo(leaders);
+  };
+  hosts_ = value_or_throw(Hosts::meet(setup_.store, setup_.rank, setup_.size, setup_.host_id,
+                                      make_leaders, Deadline::after(setup_.timeout)));
 }
 
 ProcessGroupPSPlus::~ProcessGroupPSPlus() {
@@ -64,6 +78,10 @@ void ProcessGroupPSPlus::drop_in_child() noexcept {
   if (host_) {
     host_->group->forget();
     (void)new std::shared_ptr<Host>{std::move(host_)};
+  }
+  if (hosts_) {
+    hosts_->forget();
+    (void)new std::shared_ptr<Hosts>{std::move(hosts_)};
   }
   (void)gloo_.release();
   (void)nccl_.release();
@@ -100,6 +118,12 @@ c10d::Backend* ProcessGroupPSPlus::inner_for(const at::Device& device) {
   // Whoever starts to coalesce does not say for which device.
   if (coalescing_ && !std::exchange(coalescing_nccl_, true)) inner.startCoalescing();
   return &inner;
+}
+
+c10d::Backend* ProcessGroupPSPlus::inner_unless_by_host(const at::Tensor& tensor) {
+  c10d::Backend* const inner = inner_for(tensor.device());
+  const bool by_host = hosts_ && tensor.device().is_cpu() && tensor.layout() == at::kStrided;
+  return by_host ? nullptr : inner;
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::note(WorkPtr work) {
@@ -309,6 +333,10 @@ void ProcessGroupPSPlus::abort() {
     executor_->shutdown(Deadline::after(kPatienceAtShutdown));
     host_->messages.shutdown();
   }
+  if (hosts_) {
+    hosts_->abort();
+    executor_->shutdown(Deadline::after(kPatienceAtShutdown));
+  }
   if (gloo_) gloo_->abort();
   const std::lock_guard lock{mutex_};
   if (nccl_) nccl_->abort();
@@ -325,6 +353,11 @@ void ProcessGroupPSPlus::shutdown() {
     executor_->shutdown(Deadline::after(kPatienceAtShutdown));
     host_->messages.shutdown();
     group().leave();
+  }
+  if (hosts_) {
+    if (!executor_->drain(Deadline::after(kPatienceAtShutdown))) hosts_->abort();
+    executor_->shutdown(Deadline::after(kPatienceAtShutdown));
+    hosts_->leave();
   }
   if (gloo_) gloo_->shutdown();
   const std::lock_guard lock{mutex_};

@@ -10,6 +10,7 @@
 #include "base/clock.hpp"
 #include "c10d/buffers.hpp"
 #include "c10d/executor.hpp"
+#include "c10d/hosts.hpp"
 #include "c10d/origin.hpp"
 #include "c10d/torch_compat.hpp"
 #include "c10d/work.hpp"
@@ -21,8 +22,9 @@ namespace psplus::pg {
 /// The process group behind init_process_group("psplus").
 ///
 /// CPU tensors travel through shared memory when all ranks share a host, else through an inner Gloo
-/// group; CUDA tensors through an inner NCCL group, made when the first one comes. Collectives on
-/// CPU tensors run in the order submitted; sends and receives beside them.
+/// group; all_reduce, broadcast and barrier then go by host where hosts have several ranks. CUDA
+/// tensors through an inner NCCL group, made when the first one comes. Collectives on CPU tensors
+/// run in the order submitted; sends and receives beside them.
 ///
 /// Thread safety: every method from any thread; collectives must be submitted in the same order on
 /// all ranks. In a forked child every call throws, and destruction only drops what is the child's.
@@ -132,9 +134,12 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   /// Throws in a forked child, before anything that its parent or other ranks see is touched.
   void check_process() const { throw_if_forked(owner_, getRank()); }
   void drop_in_child() noexcept;
+  void join_hosts();
   /// The inner group for such tensors; null for shared memory. Throws for other devices, and in a
   /// forked child.
   c10d::Backend* inner_for(const at::Device& device);
+  /// The same for a collective that goes by host where that helps.
+  c10d::Backend* inner_unless_by_host(const at::Tensor& tensor);
   c10d::Backend& nccl();
   WorkPtr submit(Submission submission, const Tensors& inputs, GroupWork::Body body);
   WorkPtr note(WorkPtr work);
@@ -161,6 +166,7 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   const Setup setup_;
   std::shared_ptr<Host> host_;
   BackendPtr gloo_;
+  std::shared_ptr<Hosts> hosts_;  // beside gloo_, for what goes by host
 
   std::mutex mutex_;  // guards all below but the executor; taken alone
   milliseconds timeout_;

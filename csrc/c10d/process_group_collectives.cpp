@@ -74,11 +74,13 @@ void check_splits(const std::vector<std::int64_t>& splits, const at::Tensor& ten
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::broadcast(Tensors& tensors,
                                                           const c10d::BroadcastOptions& opts) {
   at::Tensor& tensor = only_one(tensors, "broadcast");
-  if (auto* inner = inner_for(tensor.device())) return note(inner->broadcast(tensors, opts));
+  if (auto* inner = inner_unless_by_host(tensor)) return note(inner->broadcast(tensors, opts));
   check_dense(tensor, "broadcast");
   const Rank root = root_of(opts.rootRank, getSize(), "broadcast");
   return submit({OpType::BROADCAST, "psplus:broadcast", tensors, opts.timeout, opts.asyncOp},
                 tensors, [this, tensor, root](Deadline deadline) {
+                  if (hosts_)
+                    return hosts_->broadcast(static_cast<int>(raw(root)), tensor, deadline);
                   const bool sends = group().rank() == root;
                   const Buffer buffer = sends ? Buffer::of(tensor) : Buffer::for_output(tensor);
                   Status status = collectives::broadcast(group(), root, buffer.data(),
@@ -90,6 +92,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::broadcast(Tensors& tensors,
 
 Status ProcessGroupPSPlus::reduce_all(const at::Tensor& tensor, const ReduceSpec& spec,
                                       Deadline deadline) {
+  if (hosts_) return hosts_->all_reduce(tensor, spec, deadline);
   const Buffer buffer = Buffer::of(tensor);
   Status status = collectives::all_reduce(group(), buffer.data(), buffer.data(), buffer.elements(),
                                           spec, deadline);
@@ -100,7 +103,7 @@ Status ProcessGroupPSPlus::reduce_all(const at::Tensor& tensor, const ReduceSpec
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce(Tensors& tensors,
                                                           const c10d::AllreduceOptions& opts) {
   at::Tensor& tensor = only_one(tensors, "all_reduce");
-  if (auto* inner = inner_for(tensor.device())) return note(inner->allreduce(tensors, opts));
+  if (auto* inner = inner_unless_by_host(tensor)) return note(inner->allreduce(tensors, opts));
   if (tensor.layout() == at::kSparse) return allreduce_sparse(tensors, opts);
   check_dense(tensor, "all_reduce");
   const ReduceSpec spec = to_spec(opts.reduceOp, tensor.scalar_type());
@@ -112,7 +115,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce(Tensors& tensors,
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   TORCH_CHECK_VALUE(!tensors.empty(), "psplus all_reduce_coalesced: no tensors given");
-  if (auto* inner = inner_for(tensors[0].device()))
+  if (auto* inner = inner_unless_by_host(tensors[0]))
     return note(inner->allreduce_coalesced(tensors, opts));
   std::vector<ReduceSpec> specs;
   for (const at::Tensor& tensor : tensors) {
@@ -453,9 +456,12 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::alltoall(Tensors& outputs, Tenso
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::barrier(const c10d::BarrierOptions& opts) {
   check_process();
-  if (gloo_) return note(gloo_->barrier(opts));
+  if (gloo_ && !hosts_) return note(gloo_->barrier(opts));
   return submit({OpType::BARRIER, "psplus:barrier", {}, opts.timeout, opts.asyncOp}, {},
-                [this](Deadline deadline) { return collectives::barrier(group(), deadline); });
+                [this](Deadline deadline) {
+                  return hosts_ ? hosts_->barrier(deadline)
+                                : collectives::barrier(group(), deadline);
+                });
 }
 
 }  // namespace psplus::pg

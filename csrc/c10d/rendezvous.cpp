@@ -25,17 +25,6 @@ constexpr const char* kFailed = "failed: ";
 
 std::string joined_key(int rank) { return formatted("psplus/joined/{}", rank); }
 
-std::string read(c10d::Store& store, const std::string& key, Deadline deadline) {
-  store.wait({key},
-             std::chrono::ceil<milliseconds>(deadline.at_most(std::chrono::hours{24}).left()));
-  const std::vector<std::uint8_t> bytes = store.get(key);
-  return {bytes.begin(), bytes.end()};
-}
-
-void write(c10d::Store& store, const std::string& key, const std::string& value) {
-  store.set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
-}
-
 /// Where rank 0's memory is to be found.
 struct Invitation {
   std::int64_t pid;
@@ -78,27 +67,27 @@ Result<std::unique_ptr<Group>> lead(c10d::Store& store, int size, const std::str
   const auto ranks = static_cast<std::size_t>(size);
   auto segment = Group::create_segment(ranks, invitation.nonce);
   if (!segment.ok()) {
-    write(store, kInvitation, "");
-    write(store, kVerdict, kFailed + segment.status().message());
+    write_key(store, kInvitation, "");
+    write_key(store, kVerdict, kFailed + segment.status().message());
     return segment.status();
   }
   invitation.fd = segment->fd().get();
   auto group = Group::attach(std::move(*segment), Rank{0}, ranks, invitation.nonce);
-  write(store, kInvitation, encode(invitation, host_id));
+  write_key(store, kInvitation, encode(invitation, host_id));
   bool all = true;
   for (int rank = 1; rank < size; ++rank)
-    all = read(store, joined_key(rank), deadline) == kShared && all;
-  write(store, kVerdict, all ? kShared : kApart);
+    all = read_key(store, joined_key(rank), deadline) == kShared && all;
+  write_key(store, kVerdict, all ? kShared : kApart);
   if (!all) return std::unique_ptr<Group>{};
   return group;
 }
 
 Result<std::unique_ptr<Group>> follow(c10d::Store& store, int rank, int size,
                                       const std::string& host_id, Deadline deadline) {
-  auto group = accept(read(store, kInvitation, deadline), host_id, rank, size);
+  auto group = accept(read_key(store, kInvitation, deadline), host_id, rank, size);
   if (!group.ok()) return group;
-  write(store, joined_key(rank), *group ? kShared : kApart);
-  const std::string verdict = read(store, kVerdict, deadline);
+  write_key(store, joined_key(rank), *group ? kShared : kApart);
+  const std::string verdict = read_key(store, kVerdict, deadline);
   if (verdict.starts_with(kFailed))
     return Status{StatusCode::kNoSpace, "rank 0 could not make the group's memory: " +
                                             verdict.substr(std::strlen(kFailed))};
@@ -111,6 +100,17 @@ Result<std::unique_ptr<Group>> follow(c10d::Store& store, int rank, int size,
 }
 
 }  // namespace
+
+std::string read_key(c10d::Store& store, const std::string& key, Deadline deadline) {
+  store.wait({key},
+             std::chrono::ceil<milliseconds>(deadline.at_most(std::chrono::hours{24}).left()));
+  const std::vector<std::uint8_t> bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+void write_key(c10d::Store& store, const std::string& key, const std::string& value) {
+  store.set(key, std::vector<std::uint8_t>(value.begin(), value.end()));
+}
 
 Result<std::unique_ptr<Group>> join_host(c10d::Store& store, int rank, int size,
                                          const std::string& host_id, Deadline deadline) {
