@@ -277,6 +277,9 @@ class DenseStream:
     def close(self, timeout: float = 5.0) -> None:
         """Leave the gates of this stream once the published pushes are in. Idempotent."""
 
+def await_callbacks(seconds: float) -> None:
+    """Wait until no process group runs a callback of a future, at most so long."""
+
 class ProcessGroupPSPlus(Backend):
     """The backend behind ``init_process_group("psplus")``."""
 

@@ -93,6 +93,14 @@ namespace psplus::bindings {
 
 void bind_process_group(py::module_& module) {
   py::module_::import("torch._C._distributed_c10d");  // Backend and Store are bound there
+  module.def(
+      "await_callbacks",
+      [](double seconds) {
+        const py::gil_scoped_release no_gil;
+        pg::await_callbacks(Deadline::after(
+            std::chrono::duration_cast<nanoseconds>(std::chrono::duration<double>(seconds))));
+      },
+      py::arg("seconds"));
   py::class_<ProcessGroupPSPlus, c10d::Backend, NoGilHolder<ProcessGroupPSPlus>>(
       module, "ProcessGroupPSPlus")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,

@@ -13,7 +13,47 @@ std::exception_ptr closed() {
   return to_exception({StatusCode::kClosed, "the process group was shut down"});
 }
 
+/// Threads of all groups that run callbacks. Never destroyed: they may outlast static objects.
+struct CallbackThreads {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t count = 0;
+};
+
+CallbackThreads& callback_threads() {
+  static auto* const threads = new CallbackThreads;
+  return *threads;
+}
+
 }  // namespace
+
+void await_callbacks(Deadline deadline) {
+  CallbackThreads& threads = callback_threads();
+  std::unique_lock lock{threads.mutex};
+  (void)threads.changed.wait_until(lock, deadline.at(), [&] { return threads.count == 0; });
+}
+
+/// Counts a thread while it lives. The interpreter's end may unwind a callback and all that called
+/// it, so what must be undone is undone by destructors, and no function below is noexcept.
+class Executor::Counted {
+ public:
+  Counted(std::size_t& count, std::condition_variable& changed, std::unique_lock<std::mutex>& lock)
+      : count_(count), changed_(changed), lock_(lock) {
+    ++count_;
+  }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  ~Counted() {
+    if (!lock_.owns_lock()) lock_.lock();
+    --count_;
+    changed_.notify_all();
+  }
+
+ private:
+  std::size_t& count_;
+  std::condition_variable& changed_;
+  std::unique_lock<std::mutex>& lock_;
+};
 
 Executor::~Executor() {
   // Whoever is left here sat in a callback when the group was shut down; one of them may run this.
@@ -76,14 +116,17 @@ bool Executor::add_thread() {
   } catch (const std::system_error&) {
     return false;
   }
+  // Counted before it runs, so that nobody makes another one meanwhile.
   ++alive_;
   ++idle_;
   return true;
 }
 
-void Executor::serve() noexcept {
+void Executor::serve() {
   ::pthread_setname_np(::pthread_self(), "psplus-group");
   std::unique_lock lock{mutex_};
+  const Counted alive{alive_, done_, lock};
+  --alive_;  // by add_thread()
   for (;;) {
     to_do_.wait(lock,
                 [&] { return stop_ || !unsettled_.empty() || (!queue_.empty() && !running_); });
@@ -93,8 +136,6 @@ void Executor::serve() noexcept {
     ++idle_;
     done_.notify_all();
   }
-  --alive_;
-  done_.notify_all();
 }
 
 void Executor::run_next(std::unique_lock<std::mutex>& lock) {
@@ -108,16 +149,21 @@ void Executor::run_next(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     running_ = false;
   }
-  const bool callbacks = work->has_future();
-  if (callbacks) {
-    ++settling_;
+  if (work->has_future()) {
+    CallbackThreads& all = callback_threads();
+    std::unique_lock all_lock{all.mutex};
+    const Counted anywhere{all.count, all.changed, all_lock};
+    all_lock.unlock();
+    const Counted settling{settling_, done_, lock};
     attend();
+    lock.unlock();
+    work->settle();
+    work.reset();  // may free the caller's tensors and callbacks
+    return;
   }
   lock.unlock();
-  if (callbacks) work->settle();
   work.reset();  // may free the caller's tensors
   lock.lock();
-  if (callbacks) --settling_;
 }
 
 std::size_t Executor::own_threads() const {

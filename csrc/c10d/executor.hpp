@@ -13,6 +13,10 @@
 
 namespace psplus::pg {
 
+/// Waits until no thread of any group runs a callback, or `deadline`. Before the interpreter ends:
+/// it would end threads that want the GIL later by unwinding them, out of torch's destructors too.
+void await_callbacks(Deadline deadline);
+
 /// Runs a group's collectives one at a time, in the order submitted: on a thread of its own, which
 /// exists from the first asynchronous one on, or on the caller's when the caller waits anyway and
 /// nothing is queued.
@@ -44,7 +48,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
  private:
   using WorkPtr = c10::intrusive_ptr<GroupWork>;
 
-  void serve() noexcept;
+  class Counted;
+
+  void serve();
   void run_next(std::unique_lock<std::mutex>& lock);
   void attend();
   [[nodiscard]] bool add_thread();

@@ -1,5 +1,6 @@
 """Makes a process group, and the inner ones that it hands tensors on to."""
 
+import atexit
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch._C._distributed_c10d import Backend, PrefixStore, Store, _Distributed
 from psplus import _C, config
 
 __all__ = ["create"]
+
+# A callback that ends after the interpreter would abort the process.
+atexit.register(_C.await_callbacks, 5.0)
 
 
 def create(options: _DistributedBackendOptions, pg_options: Any = None) -> Backend:

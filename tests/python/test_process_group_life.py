@@ -470,6 +470,7 @@ def test_an_invitation_to_something_else_does_not_block(clean_job: Path, kind: s
     store = dist.HashStore()
     store.set("psplus/memory", struct.pack("qqQQ", os.getpid(), fd, 1, 2) + b"host")
     store.set("psplus/verdict", "apart")
+    store.set("psplus/host/0", "another")
     begun = time.monotonic()
     group = join(store, 1)
     assert not group.shares_memory
