@@ -286,6 +286,9 @@ class DenseStream:
     def close(self, timeout: float = 5.0) -> None:
         """Leave the gates of this stream once the published pushes are in. Idempotent."""
 
+def await_callbacks(seconds: float) -> None:
+    """Wait until no process group runs a callback of a future, at most so long."""
+
 class ProcessGroupPSPlus(Backend):
     """The backend behind ``init_process_group("psplus")``."""
 
@@ -298,13 +301,14 @@ class ProcessGroupPSPlus(Backend):
         timeout: timedelta,
         host_id: str,
         global_ranks: Sequence[int],
-        make_gloo: Callable[[], Backend],
-        make_nccl: Callable[[], Backend | None],
+        make_gloo: Callable[[Store, int, int, timedelta, list[int]], Backend],
+        make_nccl: Callable[[Store, int, int, timedelta, list[int]], Backend | None],
     ) -> None:
         """Meet the other ranks through ``store``, whose keys are this group's own.
 
         Ranks with equal ``host_id`` share memory if they can open it. ``make_gloo`` is called on
-        all ranks when some are elsewhere, ``make_nccl`` with the first CUDA tensor.
+        all ranks when some are elsewhere, ``make_nccl`` with the first CUDA tensor; both with the
+        store, rank, size, time-out and global ranks of this group or of one split from it.
         """
     @property
     def options(self) -> Backend.Options:

@@ -49,16 +49,18 @@ class NoGilHolder {
   c10::intrusive_ptr<T> held_;
 };
 
-/// A Python factory as a function that takes the GIL itself. None gives a null backend.
+/// A Python factory (store, rank, size, timeout, global_ranks) as a function that takes the GIL
+/// itself. None gives a null backend.
 ProcessGroupPSPlus::MakeBackend to_factory(py::object factory) {
   const std::shared_ptr<py::object> held{new py::object{std::move(factory)},
                                          [](py::object* object) {
                                            const py::gil_scoped_acquire gil;
                                            delete object;
                                          }};
-  return [held]() -> ProcessGroupPSPlus::BackendPtr {
+  return [held](const ProcessGroupPSPlus::Setup& setup) -> ProcessGroupPSPlus::BackendPtr {
     const py::gil_scoped_acquire gil;
-    const py::object made = (*held)();
+    const py::object made =
+        (*held)(setup.store, setup.rank, setup.size, setup.timeout, setup.global_ranks);
     if (made.is_none()) return {};
     return made.cast<ProcessGroupPSPlus::BackendPtr>();
   };
@@ -91,6 +93,14 @@ namespace psplus::bindings {
 
 void bind_process_group(py::module_& module) {
   py::module_::import("torch._C._distributed_c10d");  // Backend and Store are bound there
+  module.def(
+      "await_callbacks",
+      [](double seconds) {
+        const py::gil_scoped_release no_gil;
+        pg::await_callbacks(Deadline::after(
+            std::chrono::duration_cast<nanoseconds>(std::chrono::duration<double>(seconds))));
+      },
+      py::arg("seconds"));
   py::class_<ProcessGroupPSPlus, c10d::Backend, NoGilHolder<ProcessGroupPSPlus>>(
       module, "ProcessGroupPSPlus")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,

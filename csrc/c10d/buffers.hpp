@@ -22,6 +22,9 @@ class Buffer {
   [[nodiscard]] std::size_t bytes() const { return plain_.nbytes(); }
   [[nodiscard]] std::size_t elements() const { return static_cast<std::size_t>(plain_.numel()); }
 
+  /// The elements as a tensor in logical order.
+  [[nodiscard]] at::Tensor plain() const { return plain_; }
+
   /// Brings what was written into the tensor itself.
   void write_back() const;
 

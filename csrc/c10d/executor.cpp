@@ -1,94 +1,207 @@
 #include "c10d/executor.hpp"
 
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
 #include <pthread.h>
 
 namespace psplus::pg {
 namespace {
 
-Status closed() { return {StatusCode::kClosed, "the process group was shut down"}; }
+std::exception_ptr closed() {
+  return to_exception({StatusCode::kClosed, "the process group was shut down"});
+}
+
+/// Threads of all groups that run callbacks. Never destroyed: they may outlast static objects.
+struct CallbackThreads {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t count = 0;
+};
+
+CallbackThreads& callback_threads() {
+  static auto* const threads = new CallbackThreads;
+  return *threads;
+}
 
 }  // namespace
 
-void Executor::submit(const c10::intrusive_ptr<GroupWork>& work, bool caller_waits) {
+void await_callbacks(Deadline deadline) {
+  CallbackThreads& threads = callback_threads();
+  std::unique_lock lock{threads.mutex};
+  (void)threads.changed.wait_until(lock, deadline.at(), [&] { return threads.count == 0; });
+}
+
+/// Counts a thread while it lives. The interpreter's end may unwind a callback and all that called
+/// it, so what must be undone is undone by destructors, and no function below is noexcept.
+class Executor::Counted {
+ public:
+  Counted(std::size_t& count, std::condition_variable& changed, std::unique_lock<std::mutex>& lock)
+      : count_(count), changed_(changed), lock_(lock) {
+    ++count_;
+  }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  ~Counted() {
+    if (!lock_.owns_lock()) lock_.lock();
+    --count_;
+    changed_.notify_all();
+  }
+
+ private:
+  std::size_t& count_;
+  std::condition_variable& changed_;
+  std::unique_lock<std::mutex>& lock_;
+};
+
+Executor::~Executor() {
+  // Whoever is left here sat in a callback when the group was shut down; one of them may run this.
+  for (std::thread& thread : threads_) thread.detach();
+}
+
+void Executor::submit(const WorkPtr& work, bool caller_waits) {
   std::unique_lock lock{mutex_};
   if (stop_) {
     lock.unlock();
-    work->complete(to_exception(closed()));
+    work->complete(closed());
     return;
   }
-  const bool own_thread = thread_.get_id() == std::this_thread::get_id();
   if (caller_waits && queue_.empty() && !running_) {
     running_ = true;
     lock.unlock();
     work->run();
+    work->settle();  // nobody but the caller knows the work: there are no callbacks
     lock.lock();
     running_ = false;
-    if (!queue_.empty() || stop_) changed_.notify_all();
-    return;
+    done_.notify_all();
+  } else {
+    queue_.push_back(work);
   }
-  queue_.push_back(work);
-  if (own_thread) {
-    // A callback of an earlier work submits from here, perhaps to wait: nobody else could run it.
-    while (caller_waits && !queue_.empty()) {
-      const auto next = take(lock);
-      lock.unlock();
-      next->run();
-      lock.lock();
-      running_ = false;
-    }
-    return;
-  }
-  if (!thread_.joinable()) thread_ = std::thread{[this] { run(); }};
-  changed_.notify_all();
+  attend();
+  if (queue_.empty() || running_ || alive_ != 0) return;
+  const auto unserved = std::exchange(queue_, {});
+  lock.unlock();
+  for (const WorkPtr& lost : unserved)
+    lost->complete(to_exception({StatusCode::kInternal, "a process group cannot start a thread"}));
 }
 
-c10::intrusive_ptr<GroupWork> Executor::take(std::unique_lock<std::mutex>&) {
-  auto work = std::move(queue_.front());
-  queue_.pop_front();
-  running_ = true;
-  return work;
+void Executor::settle(const WorkPtr& work) {
+  if (!work->has_future()) return;
+  std::unique_lock lock{mutex_};
+  if (!stop_) {
+    unsettled_.push_back(work);
+    attend();
+    if (alive_ != 0) return;
+    unsettled_.pop_back();
+  }
+  lock.unlock();
+  work->settle();
 }
 
-void Executor::run() {
+/// Sees to it that a thread comes for what waits. One that runs a work comes by itself afterwards.
+void Executor::attend() {
+  const bool can_run = !queue_.empty() && !running_;
+  if (stop_ || (!can_run && unsettled_.empty())) return;
+  if (idle_ > 0)
+    to_do_.notify_one();
+  else if (!unsettled_.empty() || alive_ == settling_)
+    // Without another thread things go on once a callback has returned, if it waits for none.
+    (void)add_thread();
+}
+
+bool Executor::add_thread() {
+  try {
+    threads_.emplace_back([self = shared_from_this()] { self->serve(); });
+  } catch (const std::system_error&) {
+    return false;
+  }
+  // Counted before it runs, so that nobody makes another one meanwhile.
+  ++alive_;
+  ++idle_;
+  return true;
+}
+
+void Executor::serve() {
   ::pthread_setname_np(::pthread_self(), "psplus-group");
   std::unique_lock lock{mutex_};
+  const Counted alive{alive_, done_, lock};
+  --alive_;  // by add_thread()
   for (;;) {
-    changed_.wait(lock, [&] { return stop_ || (!queue_.empty() && !running_); });
-    if (stop_) return;
-    auto work = take(lock);
+    to_do_.wait(lock,
+                [&] { return stop_ || !unsettled_.empty() || (!queue_.empty() && !running_); });
+    --idle_;
+    if (stop_) break;
+    run_next(lock);
+    ++idle_;
+    done_.notify_all();
+  }
+}
+
+void Executor::run_next(std::unique_lock<std::mutex>& lock) {
+  auto& from = unsettled_.empty() ? queue_ : unsettled_;
+  WorkPtr work = std::move(from.front());
+  from.pop_front();
+  if (&from == &queue_) {
+    running_ = true;
     lock.unlock();
     work->run();  // never throws
-    work.reset();
     lock.lock();
     running_ = false;
-    changed_.notify_all();
   }
+  if (work->has_future()) {
+    CallbackThreads& all = callback_threads();
+    std::unique_lock all_lock{all.mutex};
+    const Counted anywhere{all.count, all.changed, all_lock};
+    all_lock.unlock();
+    const Counted settling{settling_, done_, lock};
+    attend();
+    lock.unlock();
+    work->settle();
+    work.reset();  // may free the caller's tensors and callbacks
+    return;
+  }
+  lock.unlock();
+  work.reset();  // may free the caller's tensors
+  lock.lock();
+}
+
+std::size_t Executor::own_threads() const {
+  return static_cast<std::size_t>(std::count_if(
+      threads_.begin(), threads_.end(),
+      [](const std::thread& thread) { return thread.get_id() == std::this_thread::get_id(); }));
 }
 
 bool Executor::drain(Deadline deadline) {
   std::unique_lock lock{mutex_};
-  return changed_.wait_until(lock, deadline.at(),
-                             [&] { return stop_ || (queue_.empty() && !running_); });
+  const std::size_t own = own_threads();  // called by a callback
+  return done_.wait_until(lock, deadline.at(), [&] {
+    return stop_ || (queue_.empty() && unsettled_.empty() && !running_ && settling_ == own);
+  });
 }
 
-void Executor::shutdown() noexcept {
-  std::deque<c10::intrusive_ptr<GroupWork>> left;
-  {
-    std::unique_lock lock{mutex_};
-    stop_ = true;
-    left.swap(queue_);
-    changed_.notify_all();
-  }
-  for (const auto& work : left) work->complete(to_exception(closed()));
-  if (!thread_.joinable()) return;
-  if (thread_.get_id() == std::this_thread::get_id())
-    thread_.detach();  // the last reference to the group went in a callback of ours
-  else
-    thread_.join();
-}
-
-void Executor::forget() noexcept {
-  if (thread_.joinable()) thread_.detach();
+void Executor::shutdown(Deadline deadline) noexcept {
+  std::unique_lock lock{mutex_};
+  stop_ = true;
+  const auto unfinished = std::exchange(queue_, {});
+  const auto unsettled = std::exchange(unsettled_, {});
+  to_do_.notify_all();
+  done_.notify_all();
+  lock.unlock();
+  for (const WorkPtr& work : unfinished) work->complete(closed());
+  for (const WorkPtr& work : unsettled) work->settle();
+  lock.lock();
+  const std::size_t own = own_threads();
+  const bool ended =
+      done_.wait_until(lock, deadline.at(), [&] { return !running_ && alive_ == own; });
+  if (!ended) return;
+  std::vector<std::thread> threads = std::exchange(threads_, {});
+  lock.unlock();
+  for (std::thread& thread : threads)
+    if (thread.get_id() == std::this_thread::get_id())
+      thread.detach();  // it ends when the callback that called us does
+    else
+      thread.join();
 }
 
 }  // namespace psplus::pg

@@ -2,12 +2,10 @@
 
 #include "c10d/process_group.hpp"
 
+#include <algorithm>
 #include <utility>
 
-#include <unistd.h>
-
 #include "base/format.hpp"
-#include "c10d/buffers.hpp"
 #include "c10d/rendezvous.hpp"
 
 namespace psplus::pg {
@@ -34,26 +32,36 @@ const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* c
 ProcessGroupPSPlus::ProcessGroupPSPlus(Setup setup)
     : Backend(setup.rank, setup.size),
       options_(c10::make_intrusive<Options>("psplus", setup.timeout)),
-      owner_(::getpid()),
-      make_nccl_(std::move(setup.make_nccl)),
-      timeout_(setup.timeout) {
-  options_->global_ranks_in_group = std::move(setup.global_ranks);
-  auto joined = value_or_throw(join_host(*setup.store, setup.rank, setup.size, setup.host_id,
-                                         Deadline::after(setup.timeout)));
+      owner_(this_process()),
+      setup_(std::move(setup)),
+      timeout_(setup_.timeout) {
+  options_->global_ranks_in_group = setup_.global_ranks;
+  auto joined = value_or_throw(join_host(*setup_.store, setup_.rank, setup_.size, setup_.host_id,
+                                         Deadline::after(setup_.timeout)));
   if (joined)
     host_ = std::make_shared<Host>(std::move(joined));
   else
-    gloo_ = setup.make_gloo();
+    join_hosts();
   init();
 }
 
+void ProcessGroupPSPlus::join_hosts() {
+  gloo_ = setup_.make_gloo(setup_);
+  const auto make_leaders = [this](const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                   int size) {
+    Setup leaders = setup_;
+    leaders.store = store;
+    leaders.rank = rank;
+    leaders.size = size;
+    return setup_.make_gloo(leaders);
+  };
+  hosts_ = value_or_throw(Hosts::meet(setup_.store, setup_.rank, setup_.size, setup_.host_id,
+                                      make_leaders, Deadline::after(setup_.timeout)));
+}
+
 ProcessGroupPSPlus::~ProcessGroupPSPlus() {
-  if (::getpid() != owner_) {  // a forked child has neither the threads nor a place in the group
-    executor_.forget();
-    if (host_) {
-      host_->messages.forget();
-      (void)new std::shared_ptr<Host>{std::move(host_)};
-    }
+  if (this_process() != owner_) {
+    drop_in_child();
     return;
   }
   try {
@@ -63,7 +71,24 @@ ProcessGroupPSPlus::~ProcessGroupPSPlus() {
   }
 }
 
+/// The threads that hold locks or sleep on condition variables are the parent's, so whatever has
+/// such a member is left undestroyed; only the mapping and the descriptors go.
+void ProcessGroupPSPlus::drop_in_child() noexcept {
+  (void)new std::shared_ptr<Executor>{executor_};
+  if (host_) {
+    host_->group->forget();
+    (void)new std::shared_ptr<Host>{std::move(host_)};
+  }
+  if (hosts_) {
+    hosts_->forget();
+    (void)new std::shared_ptr<Hosts>{std::move(hosts_)};
+  }
+  (void)gloo_.release();
+  (void)nccl_.release();
+}
+
 void ProcessGroupPSPlus::setTimeout(std::chrono::milliseconds timeout) {
+  check_process();
   const std::lock_guard lock{mutex_};
   timeout_ = options_->timeout = timeout;
   if (gloo_) gloo_->setTimeout(timeout);
@@ -77,13 +102,14 @@ milliseconds ProcessGroupPSPlus::timeout_or_default(std::chrono::milliseconds ti
 c10d::Backend& ProcessGroupPSPlus::nccl() {
   const std::lock_guard lock{mutex_};
   if (!nccl_) {
-    nccl_ = make_nccl_();
+    nccl_ = setup_.make_nccl(setup_);
     TORCH_CHECK(nccl_, "psplus: CUDA tensors need a torch with NCCL");
   }
   return *nccl_;
 }
 
 c10d::Backend* ProcessGroupPSPlus::inner_for(const at::Device& device) {
+  check_process();
   if (device.is_cpu()) return gloo_.get();
   TORCH_CHECK_VALUE(device.is_cuda(), "psplus handles tensors on the CPU and on CUDA devices, not ",
                     device);
@@ -92,6 +118,12 @@ c10d::Backend* ProcessGroupPSPlus::inner_for(const at::Device& device) {
   // Whoever starts to coalesce does not say for which device.
   if (coalescing_ && !std::exchange(coalescing_nccl_, true)) inner.startCoalescing();
   return &inner;
+}
+
+c10d::Backend* ProcessGroupPSPlus::inner_unless_by_host(const at::Tensor& tensor) {
+  c10d::Backend* const inner = inner_for(tensor.device());
+  const bool by_host = hosts_ && tensor.device().is_cpu() && tensor.layout() == at::kStrided;
+  return by_host ? nullptr : inner;
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::note(WorkPtr work) {
@@ -113,17 +145,19 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::submit(Submission submission, co
   work->set_body(std::move(body), timeout_or_default(submission.timeout));
   const bool caller_waits = !submission.async && !coalescing_;
   lock.unlock();
-  executor_.submit(work, caller_waits);
+  executor_->submit(work, caller_waits);
   return note(work);
 }
 
 void ProcessGroupPSPlus::startCoalescing() {
+  check_process();
   const std::lock_guard lock{mutex_};
   coalescing_ = true;
   coalescing_nccl_ = false;
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::endCoalescing() {
+  check_process();
   std::unique_lock lock{mutex_};
   coalescing_ = false;
   if (std::exchange(coalescing_nccl_, false)) {
@@ -134,6 +168,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::endCoalescing() {
 }
 
 uint64_t ProcessGroupPSPlus::getSequenceNumberForGroup() {
+  check_process();
   const std::lock_guard lock{mutex_};
   return sequence_;
 }
@@ -165,8 +200,10 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::send(Tensors& tensors, int to, i
   const auto work = make_message(OpType::SEND, "psplus:send", tensors);
   const Buffer buffer = Buffer::of(tensor);
   host_->messages.send(static_cast<Rank>(to), collectives::Tag{tag}, buffer.data(), buffer.bytes(),
-                       Deadline::after(timeout_), [work, buffer](const Status& status, Rank) {
-                         work->complete(status.ok() ? nullptr : to_exception(status));
+                       Deadline::after(timeout_),
+                       [work, buffer, executor = executor_](const Status& status, Rank) {
+                         work->end(status.ok() ? nullptr : to_exception(status));
+                         executor->settle(work);  // callbacks may wait for messages
                        });
   return start_message(work);
 }
@@ -177,7 +214,8 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::receive(std::optional<Rank> from
   const auto work = make_message(type, title, tensors);
   const Buffer buffer = Buffer::for_output(tensors.front());
   host_->messages.receive(from, collectives::Tag{tag}, buffer.data(), buffer.bytes(),
-                          Deadline::after(timeout_), [work, buffer](const Status& status, Rank by) {
+                          Deadline::after(timeout_),
+                          [work, buffer, executor = executor_](const Status& status, Rank by) {
                             std::exception_ptr error;
                             try {
                               const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -187,7 +225,8 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::receive(std::optional<Rank> from
                               error = std::current_exception();
                             }
                             work->set_source(static_cast<int>(raw(by)));
-                            work->complete(error);
+                            work->end(error);
+                            executor->settle(work);
                           });
   return start_message(work);
 }
@@ -205,6 +244,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recvAnysource(Tensors& tensors, 
 }
 
 void ProcessGroupPSPlus::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  check_process();
   if (gloo_) return gloo_->monitoredBarrier(opts, wait_all_ranks);
   const milliseconds timeout = timeout_or_default(opts.timeout);
   if (getRank() == 0 && timeout.count() <= 0)
@@ -227,11 +267,46 @@ void ProcessGroupPSPlus::monitoredBarrier(const c10d::BarrierOptions& opts, bool
                 wait_all_ranks ? "Ranks" : "Rank", joined(ranks, ", "), timeout.count()));
 }
 
+ProcessGroupPSPlus::BackendPtr ProcessGroupPSPlus::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<Options>& opts) {
+  check_process();
+  Setup setup = setup_;
+  setup.size = static_cast<int>(ranks.size());
+  setup.global_ranks.clear();
+  for (const int rank : ranks) {
+    TORCH_CHECK_VALUE(rank >= 0 && rank < getSize(), "psplus split: rank ", rank,
+                      " is not in a group of ", getSize());
+    TORCH_CHECK_VALUE(std::count(ranks.begin(), ranks.end(), rank) == 1, "psplus split: rank ",
+                      rank, " is given twice");
+    const auto of_parent = static_cast<std::size_t>(rank);
+    setup.global_ranks.push_back(setup_.global_ranks.empty() ? of_parent  // torch's way to say all
+                                                             : setup_.global_ranks.at(of_parent));
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), getRank());
+  if (own == ranks.end()) return nullptr;
+  setup.rank = static_cast<int>(own - ranks.begin());
+  std::unique_lock lock{mutex_};
+  setup.timeout = opts ? opts->timeout : timeout_;
+  // torch may split once for each kind of device, with one store for both.
+  const int count = splits_[ranks]++;
+  lock.unlock();
+  setup.store = c10::make_intrusive<c10d::PrefixStore>(formatted("psplus-split-{}", count), store);
+  auto made = c10::make_intrusive<ProcessGroupPSPlus>(std::move(setup));
+  if (opts) {
+    made->options_->group_name = opts->group_name;
+    made->options_->group_desc = opts->group_desc;
+  }
+  return made;
+}
+
 void ProcessGroupPSPlus::eagerConnectSingleDevice(at::Device device) {
+  check_process();
   if (device.is_cuda()) nccl().eagerConnectSingleDevice(device);
 }
 
 c10d::ErrorType ProcessGroupPSPlus::getError() {
+  check_process();
   if (gloo_) return gloo_->getError();
   switch (group().status().code()) {
     case StatusCode::kOk:
@@ -252,10 +327,15 @@ c10d::ErrorType ProcessGroupPSPlus::getError() {
 }
 
 void ProcessGroupPSPlus::abort() {
+  if (this_process() != owner_) return;
   if (host_) {
     group().abort();
-    executor_.shutdown();
+    executor_->shutdown(Deadline::after(kPatienceAtShutdown));
     host_->messages.shutdown();
+  }
+  if (hosts_) {
+    hosts_->abort();
+    executor_->shutdown(Deadline::after(kPatienceAtShutdown));
   }
   if (gloo_) gloo_->abort();
   const std::lock_guard lock{mutex_};
@@ -263,15 +343,21 @@ void ProcessGroupPSPlus::abort() {
 }
 
 void ProcessGroupPSPlus::shutdown() {
+  if (this_process() != owner_) return;
   {
     const std::lock_guard lock{mutex_};
     if (std::exchange(shut_down_, true)) return;
   }
   if (host_) {
-    if (!executor_.drain(Deadline::after(kPatienceAtShutdown))) group().abort();
-    executor_.shutdown();
+    if (!executor_->drain(Deadline::after(kPatienceAtShutdown))) group().abort();
+    executor_->shutdown(Deadline::after(kPatienceAtShutdown));
     host_->messages.shutdown();
     group().leave();
+  }
+  if (hosts_) {
+    if (!executor_->drain(Deadline::after(kPatienceAtShutdown))) hosts_->abort();
+    executor_->shutdown(Deadline::after(kPatienceAtShutdown));
+    hosts_->leave();
   }
   if (gloo_) gloo_->shutdown();
   const std::lock_guard lock{mutex_};

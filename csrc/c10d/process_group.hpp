@@ -1,13 +1,17 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/clock.hpp"
+#include "c10d/buffers.hpp"
 #include "c10d/executor.hpp"
+#include "c10d/hosts.hpp"
+#include "c10d/origin.hpp"
 #include "c10d/torch_compat.hpp"
 #include "c10d/work.hpp"
 #include "collectives/collectives.hpp"
@@ -18,19 +22,21 @@ namespace psplus::pg {
 /// The process group behind init_process_group("psplus").
 ///
 /// CPU tensors travel through shared memory when all ranks share a host, else through an inner Gloo
-/// group; CUDA tensors through an inner NCCL group, made when the first one comes. Collectives on
-/// CPU tensors run in the order submitted; sends and receives beside them.
+/// group; all_reduce, broadcast and barrier then go by host where hosts have several ranks. CUDA
+/// tensors through an inner NCCL group, made when the first one comes. Collectives on CPU tensors
+/// run in the order submitted; sends and receives beside them.
 ///
 /// Thread safety: every method from any thread; collectives must be submitted in the same order on
-/// all ranks.
+/// all ranks. In a forked child every call throws, and destruction only drops what is the child's.
 class ProcessGroupPSPlus final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-  /// Makes an inner group; called by all ranks or by none.
-  using MakeBackend = std::function<BackendPtr()>;
+  struct Setup;
+  /// Makes an inner group for the ranks of a group; called by all of them or by none.
+  using MakeBackend = std::function<BackendPtr(const Setup&)>;
 
   /// How a group is set up.
   struct Setup {
@@ -95,6 +101,12 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
+  bool supportsSplitting() const override { return true; }
+  /// A new group of some of this one's `ranks`, in that order; called by these, at least. Null for
+  /// a rank that is not among them.
+  BackendPtr split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                   const c10::intrusive_ptr<Options>& opts) override;
+
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   /// Wakes everybody who waits, on all ranks, and fails what is queued.
@@ -119,8 +131,15 @@ class ProcessGroupPSPlus final : public c10d::Backend {
     bool async;
   };
 
-  /// The inner group for such tensors; null for shared memory. Throws for other devices.
+  /// Throws in a forked child, before anything that its parent or other ranks see is touched.
+  void check_process() const { throw_if_forked(owner_, getRank()); }
+  void drop_in_child() noexcept;
+  void join_hosts();
+  /// The inner group for such tensors; null for shared memory. Throws for other devices, and in a
+  /// forked child.
   c10d::Backend* inner_for(const at::Device& device);
+  /// The same for a collective that goes by host where that helps.
+  c10d::Backend* inner_unless_by_host(const at::Tensor& tensor);
   c10d::Backend& nccl();
   WorkPtr submit(Submission submission, const Tensors& inputs, GroupWork::Body body);
   WorkPtr note(WorkPtr work);
@@ -144,9 +163,10 @@ class ProcessGroupPSPlus final : public c10d::Backend {
 
   const c10::intrusive_ptr<Options> options_;
   const pid_t owner_;
-  MakeBackend make_nccl_;
+  const Setup setup_;
   std::shared_ptr<Host> host_;
   BackendPtr gloo_;
+  std::shared_ptr<Hosts> hosts_;  // beside gloo_, for what goes by host
 
   std::mutex mutex_;  // guards all below but the executor; taken alone
   milliseconds timeout_;
@@ -156,8 +176,9 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   bool coalescing_nccl_ = false;
   std::vector<WorkPtr> coalesced_;
   bool shut_down_ = false;
+  std::map<std::vector<int>, int> splits_;  // groups made of these ranks so far
 
-  Executor executor_;  // last: its thread ends before what works use is destroyed
+  const std::shared_ptr<Executor> executor_ = std::make_shared<Executor>();
 };
 
 }  // namespace psplus::pg

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "c10d/buffers.hpp"
 #include "c10d/process_group.hpp"
 #include "c10d/reduce_ops.hpp"
 
@@ -75,11 +74,13 @@ void check_splits(const std::vector<std::int64_t>& splits, const at::Tensor& ten
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::broadcast(Tensors& tensors,
                                                           const c10d::BroadcastOptions& opts) {
   at::Tensor& tensor = only_one(tensors, "broadcast");
-  if (auto* inner = inner_for(tensor.device())) return note(inner->broadcast(tensors, opts));
+  if (auto* inner = inner_unless_by_host(tensor)) return note(inner->broadcast(tensors, opts));
   check_dense(tensor, "broadcast");
   const Rank root = root_of(opts.rootRank, getSize(), "broadcast");
   return submit({OpType::BROADCAST, "psplus:broadcast", tensors, opts.timeout, opts.asyncOp},
                 tensors, [this, tensor, root](Deadline deadline) {
+                  if (hosts_)
+                    return hosts_->broadcast(static_cast<int>(raw(root)), tensor, deadline);
                   const bool sends = group().rank() == root;
                   const Buffer buffer = sends ? Buffer::of(tensor) : Buffer::for_output(tensor);
                   Status status = collectives::broadcast(group(), root, buffer.data(),
@@ -91,6 +92,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::broadcast(Tensors& tensors,
 
 Status ProcessGroupPSPlus::reduce_all(const at::Tensor& tensor, const ReduceSpec& spec,
                                       Deadline deadline) {
+  if (hosts_) return hosts_->all_reduce(tensor, spec, deadline);
   const Buffer buffer = Buffer::of(tensor);
   Status status = collectives::all_reduce(group(), buffer.data(), buffer.data(), buffer.elements(),
                                           spec, deadline);
@@ -101,7 +103,7 @@ Status ProcessGroupPSPlus::reduce_all(const at::Tensor& tensor, const ReduceSpec
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce(Tensors& tensors,
                                                           const c10d::AllreduceOptions& opts) {
   at::Tensor& tensor = only_one(tensors, "all_reduce");
-  if (auto* inner = inner_for(tensor.device())) return note(inner->allreduce(tensors, opts));
+  if (auto* inner = inner_unless_by_host(tensor)) return note(inner->allreduce(tensors, opts));
   if (tensor.layout() == at::kSparse) return allreduce_sparse(tensors, opts);
   check_dense(tensor, "all_reduce");
   const ReduceSpec spec = to_spec(opts.reduceOp, tensor.scalar_type());
@@ -113,7 +115,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce(Tensors& tensors,
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   TORCH_CHECK_VALUE(!tensors.empty(), "psplus all_reduce_coalesced: no tensors given");
-  if (auto* inner = inner_for(tensors[0].device()))
+  if (auto* inner = inner_unless_by_host(tensors[0]))
     return note(inner->allreduce_coalesced(tensors, opts));
   std::vector<ReduceSpec> specs;
   for (const at::Tensor& tensor : tensors) {
@@ -453,9 +455,13 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::alltoall(Tensors& outputs, Tenso
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::barrier(const c10d::BarrierOptions& opts) {
-  if (gloo_) return note(gloo_->barrier(opts));
+  check_process();
+  if (gloo_ && !hosts_) return note(gloo_->barrier(opts));
   return submit({OpType::BARRIER, "psplus:barrier", {}, opts.timeout, opts.asyncOp}, {},
-                [this](Deadline deadline) { return collectives::barrier(group(), deadline); });
+                [this](Deadline deadline) {
+                  return hosts_ ? hosts_->barrier(deadline)
+                                : collectives::barrier(group(), deadline);
+                });
 }
 
 }  // namespace psplus::pg

@@ -9,6 +9,10 @@
 
 namespace psplus::pg {
 
+/// Waits for a key of the store until the deadline, and throws as the store does.
+[[nodiscard]] std::string read_key(c10d::Store& store, const std::string& key, Deadline deadline);
+void write_key(c10d::Store& store, const std::string& key, const std::string& value);
+
 /// Finds out, through the store of a new group, whether all its ranks share a host, and joins them
 /// in one piece of memory then.
 ///

@@ -2,7 +2,21 @@
 
 #include <utility>
 
+#include "base/format.hpp"
+
 namespace psplus::pg {
+
+void throw_if_forked(pid_t owner, int rank) {
+  const pid_t here = this_process();
+  if (here == owner) [[likely]]
+    return;
+  C10_THROW_ERROR(
+      DistBackendError,
+      formatted("psplus: process {} was forked from rank {} (process {}) and has no place in its "
+                "process group; start it with the method 'spawn', or call "
+                "destroy_process_group() and init_process_group() in it",
+                here, rank, owner));
+}
 
 void GroupWork::run() noexcept {
   std::exception_ptr error;
@@ -15,37 +29,41 @@ void GroupWork::run() noexcept {
     error = std::current_exception();
   }
   body_ = nullptr;  // lets go of the inputs
-  complete(std::move(error));
+  end(std::move(error));
 }
+
+void GroupWork::end(std::exception_ptr error) noexcept { finish(std::move(error)); }
 
 void GroupWork::complete(std::exception_ptr error) noexcept {
-  finish(std::move(error));
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  {
-    const std::lock_guard lock{mutex_};
-    future = future_;
-  }
-  if (future) settle(*future);
+  end(std::move(error));
+  settle();
 }
 
-void GroupWork::settle(c10::ivalue::Future& future) {
+bool GroupWork::has_future() {
+  const std::lock_guard lock{mutex_};
+  return future_ != nullptr;
+}
+
+void GroupWork::settle() {
   {
-    // complete() and getFuture() may both have seen the other's half.
+    // Whoever ended the work and getFuture() may both have seen the other's half.
     const std::lock_guard lock{mutex_};
-    if (std::exchange(settled_, true)) return;
+    if (!future_ || std::exchange(settled_, true)) return;
   }
   if (const std::exception_ptr error = exception())
-    future.setErrorIfNeeded(error);
+    future_->setErrorIfNeeded(error);
   else
-    future.markCompleted(c10::IValue(outputs_));
+    future_->markCompleted(c10::IValue(outputs_));
 }
 
 bool GroupWork::wait(std::chrono::milliseconds timeout) {
+  throw_if_forked(process_, rank_);
   if (helper_ && !isCompleted()) helper_();
   return Work::wait(timeout);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> GroupWork::getFuture() {
+  throw_if_forked(process_, rank_);
   bool completed = false;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
@@ -54,10 +72,10 @@ c10::intrusive_ptr<c10::ivalue::Future> GroupWork::getFuture() {
     future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     future = future_;
-    // complete() finds the future from here on; what has completed before is settled here.
+    // Whoever ends the work finds the future from here on; what has ended before is settled here.
     completed = completed_;
   }
-  if (completed) settle(*future);
+  if (completed) settle();
   return future;
 }
 

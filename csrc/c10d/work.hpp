@@ -5,13 +5,18 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "c10d/origin.hpp"
 #include "c10d/torch_compat.hpp"
 
 namespace psplus::pg {
 
+/// Throws DistBackendError in a process forked from `owner`, which was `rank` of a group: a child
+/// has the group's memory but not its threads, and the others know nothing of it.
+void throw_if_forked(pid_t owner, int rank);
+
 /// One call of a process group: what is to be done, and how it ended.
 ///
-/// Thread safety: as c10d::Work, every method from any thread; `run` and `complete` once.
+/// Thread safety: as c10d::Work, every method from any thread; `run` or `end` once.
 class GroupWork final : public c10d::Work {
  public:
   using Body = std::function<Status(Deadline)>;
@@ -28,8 +33,15 @@ class GroupWork final : public c10d::Work {
   /// The thread that wants to wait does this first, where it can move things on itself.
   void set_helper(std::function<void()> helper) { helper_ = std::move(helper); }
 
-  /// Runs the body, and completes with what it returned or threw.
+  /// Runs the body, and ends with what it returned or threw; callbacks are left to settle().
   void run() noexcept;
+  /// Ends the work for those who wait for it; callbacks are left to settle().
+  void end(std::exception_ptr error) noexcept;
+  /// Whether somebody asked for the future, and callbacks may have to run.
+  [[nodiscard]] bool has_future();
+  /// Completes the future, if there is one, which runs its callbacks.
+  void settle();
+  /// end() and settle().
   void complete(std::exception_ptr error) noexcept;
   /// For a receive from any rank; before complete().
   void set_source(int rank) { source_ = rank; }
@@ -42,9 +54,8 @@ class GroupWork final : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
-  void settle(c10::ivalue::Future& future);
-
   const std::uint64_t sequence_;
+  const pid_t process_ = this_process();
   std::vector<at::Tensor> outputs_;
   Body body_;
   milliseconds timeout_{};

@@ -53,6 +53,13 @@ Result<std::unique_ptr<Group>> Group::attach(Segment segment, Rank rank, std::si
                                              const Nonce& nonce) {
   auto memory = GroupMemory::open(segment.bytes(), size, nonce);
   if (!memory.ok()) return memory.status();
+  RankWords& words = memory->words(index(rank));
+  bool nobody = false;
+  if (!words.taken.compare_exchange_strong(nobody, true))
+    return Status{StatusCode::kConfig,
+                  formatted("rank {} of this group is or was process {} already; start each rank "
+                            "once, and make no group with the store of an earlier one",
+                            raw(rank), words.pid.load(std::memory_order_relaxed))};
   return std::unique_ptr<Group>{new Group{std::move(segment), *memory, rank}};
 }
 
@@ -85,6 +92,11 @@ void Group::leave() noexcept {
   own().presence.store(Presence::left, std::memory_order_release);
   notify(own().changed);
   for (std::size_t peer = 0; peer < size(); ++peer) notify(memory_.words(peer).messages);
+}
+
+void Group::forget() noexcept {
+  segment_.reset();
+  processes_.clear();
 }
 
 void Group::wake_all() noexcept {

@@ -30,7 +30,8 @@ class Group {
   /// Makes the memory of a new group, for the one rank that the others get it from.
   static Result<Segment> create_segment(std::size_t size, const Nonce& nonce);
 
-  /// Joins the group in `segment`, made by `create_segment` in this or another process.
+  /// Joins the group in `segment`, made by `create_segment` in this or another process. Errors:
+  /// kLayoutMismatch for another group's memory, kConfig when the rank has been taken before.
   static Result<std::unique_ptr<Group>> attach(Segment segment, Rank rank, std::size_t size,
                                                const Nonce& nonce);
   /// The same for memory that the caller keeps alive: ranks that are threads of one process.
@@ -41,6 +42,10 @@ class Group {
 
   /// Tells the others that this rank will take part in nothing any more. Idempotent.
   void leave() noexcept;
+
+  /// In a forked child: lets go of the memory and the descriptors without telling anybody. Nothing
+  /// else may be called afterwards.
+  void forget() noexcept;
 
   /// Gives the group up on all ranks, waiting ones included. Idempotent.
   void abort() noexcept;

@@ -40,6 +40,7 @@ struct alignas(64) RankWords {
   std::atomic<std::uint64_t> let_go;     ///< monitored barriers passed; rank 0's counts
   std::atomic<std::int32_t> pid;
   std::atomic<Presence> presence;
+  std::atomic<bool> taken;        ///< a process has claimed the rank, for good
   alignas(64) WakeWord changed;   ///< rung after any of the words above changed
   alignas(64) WakeWord messages;  ///< rung after one of this rank's rings was filled or emptied
 };

@@ -58,11 +58,6 @@ class Messages {
   /// Completes what is open with kClosed and ends the thread. Idempotent.
   void shutdown() noexcept;
 
-  /// In a forked child the thread does not exist and must not be waited for.
-  void forget() noexcept {
-    if (thread_.joinable()) thread_.detach();
-  }
-
  private:
   struct Send {
     std::size_t to;

@@ -1,6 +1,6 @@
 """PyTorch's own DistributedTest suite on the CPU, under "psplus", as stand-in for Gloo, or Gloo.
 
-    python tests/conformance/distributed_suite.py SIDE [--only PATTERN] [--out FILE]
+    python tests/conformance/distributed_suite.py SIDE [--ranks N] [--only PATTERN]... [--out FILE]
 
 SIDE is ``psplus`` (by that name; the suite gates many tests on names it knows), ``stand-in``
 (psplus's groups where the suite asks for "gloo") or ``gloo`` (what it is compared with). Prints a
@@ -19,15 +19,14 @@ import time
 import unittest
 from typing import Any
 
-WORLD_SIZE = 4  # with fewer, the suite skips tests of subgroups
 SIDES = ("psplus", "stand-in", "gloo")
 
 
-def prepare(side: str, folder: str) -> None:
+def prepare(side: str, folder: str, ranks: int) -> None:
     """What the suite reads when it is imported."""
     os.environ.update(
         BACKEND="psplus" if side == "psplus" else "gloo",
-        WORLD_SIZE=str(WORLD_SIZE),
+        WORLD_SIZE=str(ranks),
         TEMP_DIR=folder,
         INIT_METHOD=f"file://{folder}/shared",
         CUDA_VISIBLE_DEVICES="",
@@ -139,17 +138,18 @@ def main() -> None:
     """Run the tests that match."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("side", choices=SIDES)
-    parser.add_argument("--only", default="*", help="pattern of test names")
+    parser.add_argument("--ranks", type=int, default=4, help="with fewer than 8 some are skipped")
+    parser.add_argument("--only", action="append", default=[], help="pattern of test names")
     parser.add_argument("--skip", action="append", default=[], help="pattern of test names")
     parser.add_argument("--out", help="where to write the outcomes")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        prepare(arguments.side, folder)
+        prepare(arguments.side, folder, arguments.ranks)
         case = make_case()
         outcomes = Outcomes()
         for name in unittest.defaultTestLoader.getTestCaseNames(case):
-            skip = any(fnmatch.fnmatch(name, pattern) for pattern in arguments.skip)
-            if fnmatch.fnmatch(name, arguments.only) and not skip:
+            wanted = any(fnmatch.fnmatch(name, pattern) for pattern in arguments.only or ["*"])
+            if wanted and not any(fnmatch.fnmatch(name, pattern) for pattern in arguments.skip):
                 case(name).run(outcomes)
                 if arguments.out:
                     with open(arguments.out, "w") as file:  # noqa: PTH123 - rewritten each time

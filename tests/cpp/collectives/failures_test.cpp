@@ -163,5 +163,23 @@ TEST(Failures, MemoryOfAnotherGroupIsRefused) {
   EXPECT_THAT(attach(*segment, Rank{0}, 3), FailsWith(StatusCode::kLayoutMismatch, "not this"));
 }
 
+TEST(Failures, ARankIsTakenOnce) {
+  auto segment = Group::create_segment(2, kNonce);
+  ASSERT_OK(segment.status());
+  const auto attach = [&](Rank rank) {
+    auto copy = segment->fd().duplicate();
+    EXPECT_OK(copy.status());
+    auto mapped = Segment::map(std::move(*copy), GroupMemory::bytes_for(2), Access::kReadWrite);
+    EXPECT_OK(mapped.status());
+    return Group::attach(std::move(*mapped), rank, 2, kNonce);
+  };
+  const auto group = attach(Rank{1});
+  ASSERT_OK(group.status());
+  EXPECT_THAT(attach(Rank{1}).status(), FailsWith(StatusCode::kConfig, "already"));
+  (*group)->leave();
+  EXPECT_THAT(attach(Rank{1}).status(), FailsWith(StatusCode::kConfig, "already"));
+  EXPECT_OK(attach(Rank{0}).status());
+}
+
 }  // namespace
 }  // namespace psplus::collectives
