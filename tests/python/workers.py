@@ -3,6 +3,7 @@
 As a program: ``python workers.py FILE FUNCTION RESULT KEYWORDS`` is `call`.
 """
 
+import faulthandler
 import importlib.util
 import json
 import os
@@ -134,6 +135,8 @@ def call(file: str, function: str, result: str, keywords: str) -> None:
     """Call ``function`` of ``file`` with ``keywords`` (JSON); what it returns is saved."""
     import torch
 
+    # Who hangs says where, before `run_workers` ends it.
+    faulthandler.dump_traceback_later(50.0)
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None
