@@ -12,6 +12,8 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$ROOT"
 JOBS=${MAX_JOBS:-$(nproc)}
+# Clones and work trees share what ccache holds.
+export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
 
 say() { printf '\n== %s\n' "$*"; }
 die() {

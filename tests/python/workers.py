@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +88,8 @@ def wait_workers(processes: Sequence[Worker], folder: Path, limit: float) -> lis
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             late.append(rank)
+            process.send_signal(signal.SIGUSR1)  # it says where it hangs; see `call`
+            time.sleep(1.0)
             process.kill()
             process.wait()
     ended = []
@@ -135,8 +138,8 @@ def call(file: str, function: str, result: str, keywords: str) -> None:
     """Call ``function`` of ``file`` with ``keywords`` (JSON); what it returns is saved."""
     import torch
 
-    # Who hangs says where, before `run_workers` ends it.
-    faulthandler.dump_traceback_later(50.0)
+    # Not dump_traceback_later: an interpreter forked from this one would wait for its thread at exit.
+    faulthandler.register(signal.SIGUSR1)
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None
