@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from psplus import _C, config
@@ -76,14 +76,19 @@ class Session:
                     )
                 return _attachment.native
             directory = config.job_directory(job)
-            native = _C.Session(
-                job_dir=directory,
-                server_path=config.server_path(),
-                rank=job.rank,
-                world_size=job.world_size,
-                timeout=self._timeout,
-                straggler_timeout=straggler_timeout,
-            )
+            try:
+                native = _C.Session(
+                    job_dir=directory,
+                    server_path=config.server_path(),
+                    rank=job.rank,
+                    world_size=job.world_size,
+                    timeout=self._timeout,
+                    straggler_timeout=straggler_timeout,
+                )
+            except BaseException:
+                with suppress(OSError):  # a server lives in it, or has written its log
+                    os.rmdir(directory)
+                raise
             # Read again: a worker that runs alone has been given a name by job_directory().
             _attachment.native, _attachment.job = native, config.read()
             return native

@@ -103,7 +103,7 @@ build_package() {
   if [ "$(cat "$stamp" 2>/dev/null)" = "$inputs" ] && [ -x psplus/bin/psplus-server ]; then
     return 0
   fi
-  say "building psplus"
+  say "building psplus (minutes the first time)"
   local log=$ENVIRONMENT/psplus-build.log
   if ! MAX_JOBS=$JOBS python -m pip install -v --no-build-isolation --no-deps -e . >"$log" 2>&1; then
     tail -n 40 "$log" >&2

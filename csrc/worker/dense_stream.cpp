@@ -251,12 +251,14 @@ Status DenseStream::barrier() {
 }
 
 Status DenseStream::close(nanoseconds timeout) {
-  if (std::exchange(closed_, true)) return {};
+  if (left_) return {};
+  closed_ = true;
   const Deadline deadline = Deadline::after(timeout);
   const auto answer = session_->ask(wire::CloseStream{options_.stream}, {}, [&]() -> Status {
     if (!deadline.passed()) return {};
     return {StatusCode::kTimeout, "the last pushes were not applied in time"};
   });
+  left_ = answer.ok();  // else it can be tried again
   return answer.ok() ? Status{} : answer.status();
 }
 

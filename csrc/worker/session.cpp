@@ -20,6 +20,24 @@ constexpr nanoseconds kLook = milliseconds{100};
 /// reason is the one that is told.
 constexpr nanoseconds kGrace = milliseconds{500};
 
+/// Whether a message is the answer to a request, not a late one to a request that has timed out.
+bool answers(const wire::ToServer& request, const wire::ToWorker& message) {
+  if (std::holds_alternative<wire::Refused>(message)) return true;
+  if (const auto* const open = std::get_if<wire::OpenStream>(&request)) {
+    const auto* const ready = std::get_if<wire::StreamReady>(&message);
+    return ready != nullptr && ready->stream == open->stream;
+  }
+  if (const auto* const need = std::get_if<wire::NeedPull>(&request)) {
+    const auto* const ready = std::get_if<wire::PullReady>(&message);
+    return ready != nullptr && ready->stream == need->stream;
+  }
+  if (const auto* const close = std::get_if<wire::CloseStream>(&request)) {
+    const auto* const closed = std::get_if<wire::StreamClosed>(&message);
+    return closed != nullptr && closed->stream == close->stream;
+  }
+  return std::holds_alternative<wire::Detached>(message);
+}
+
 }  // namespace
 
 Session::Session(SessionOptions options) : options_(std::move(options)), process_(::getpid()) {}
@@ -73,6 +91,7 @@ Result<wire::ToWorker> Session::ask(const wire::ToServer& request, const std::ve
     ready_streams_ &= ~(std::uint64_t{1} << raw(open->stream));
   for (;;) {
     if (!failure_.ok()) return failure_;
+    if (answer_ && !answers(request, *answer_)) answer_.reset();
     if (answer_) {
       if (auto* const refused = std::get_if<wire::Refused>(&*answer_))
         return Status{refused->code, refused->text};

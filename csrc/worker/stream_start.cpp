@@ -1,7 +1,9 @@
 #include "worker/stream_start.hpp"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "base/format.hpp"
@@ -23,21 +25,24 @@ Result<Segment> segment_with(std::string_view label, std::span<const std::byte> 
 struct Roll {
   std::set<std::uint32_t> registered;
   std::set<std::uint32_t> attached;
+  std::map<std::uint32_t, std::uint32_t> gone;  ///< came, and left or died; with the process
 };
 
 Roll call_roll(const store::ControlBlock& control, StreamId stream) {
   Roll roll;
   for (std::size_t m = 0; m < store::kMaxMembers; ++m) {
     const store::MemberEntry& member = control.members[m];
-    if (static_cast<store::MemberState>(member.state.load(std::memory_order_acquire)) !=
-        store::MemberState::kLive)
-      continue;
+    const auto state = static_cast<store::MemberState>(member.state.load(std::memory_order_acquire));
     const std::uint32_t rank = member.rank.load(kRelaxed);
+    if (state == store::MemberState::kFree && member.incarnation.load(kRelaxed) != 0)
+      roll.gone[rank] = member.process.load(kRelaxed);
+    if (state != store::MemberState::kLive) continue;
     roll.attached.insert(rank);
     if (static_cast<store::StreamMemberState>(control.streams[index(stream)].members[m].state.load(
             kRelaxed)) == store::StreamMemberState::kRegistered)
       roll.registered.insert(rank);
   }
+  for (const std::uint32_t rank : roll.attached) roll.gone.erase(rank);
   return roll;
 }
 
@@ -73,12 +78,20 @@ Result<wire::StreamReady> register_stream(Session& session, const StreamOptions&
     std::vector<std::uint32_t> missing;
     for (std::uint32_t rank = 0; rank < world; ++rank)
       if (!roll.registered.contains(rank)) missing.push_back(rank);
+    std::string fix;
+    for (const std::uint32_t rank : missing)
+      if (const auto left = roll.gone.find(rank); left != roll.gone.end())
+        fix += formatted("Rank {} came as process {} and ended: see what it says. ", rank,
+                         left->second);
+    if (fix.empty())
+      fix =
+          "Start all ranks with the same PSPLUS_JOB (or under one torchrun), or set WORLD_SIZE to "
+          "the number of workers";
     return {StatusCode::kTimeout,
             formatted("{} of {} workers joined; rank {} {} missing after {:.1f} s without an "
-                      "arrival. Start all ranks with the same PSPLUS_JOB (or under one torchrun), "
-                      "or set WORLD_SIZE to the number of workers",
+                      "arrival. {}",
                       roll.registered.size(), world, joined(missing, ", "),
-                      missing.size() == 1 ? "is" : "are", to_seconds(silent))};
+                      missing.size() == 1 ? "is" : "are", to_seconds(silent), fix)};
   };
   auto answer = session.ask(wire::OpenStream{.stream = options.stream,
                                              .mode = options.mode,
@@ -89,10 +102,7 @@ Result<wire::StreamReady> register_stream(Session& session, const StreamOptions&
                                              .has_blob = !blob.empty()},
                             fds, still_hopeful);
   if (!answer.ok()) return answer.status();
-  const auto* const ready = std::get_if<wire::StreamReady>(&*answer);
-  if (ready == nullptr || ready->stream != options.stream)
-    return Status{StatusCode::kInternal, "the server answered another question"};
-  return *ready;
+  return std::get<wire::StreamReady>(*answer);
 }
 
 }  // namespace psplus::worker

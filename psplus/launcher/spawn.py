@@ -41,10 +41,13 @@ def launch(function: Callable[..., Any], nprocs: int, *args: Any) -> list[Any]:
         What the calls returned.
 
     Raises:
-        psplus.ConfigError: For a wrong number of workers, or a function that cannot be pickled.
+        psplus.ConfigError: For a wrong number of workers, or what is no function or cannot be
+            pickled.
         psplus.Error: If a worker fails: its traceback, or how it ended. Nothing is left running,
             also after ``KeyboardInterrupt``.
     """
+    if not callable(function):
+        raise ConfigError(f"launch() runs a function, got {function!r}")
     if not isinstance(nprocs, int) or isinstance(nprocs, bool) or nprocs < 1:
         raise ConfigError(f"nprocs must be a whole number of at least 1, got {nprocs!r}")
     try:

@@ -67,7 +67,7 @@ def adopt(
     """Take over what `describe()` on another worker has put into ``blob``.
 
     Raises:
-        ConfigError: If the workers' parameter groups differ.
+        ConfigError: If the workers' parameter groups or their models' buffers differ.
         LayoutMismatch: If a buffer's shape differs.
     """
     tree = unpack(blob)
@@ -112,10 +112,20 @@ def _matching_buffers(
     theirs: dict[str, torch.Tensor], model: torch.nn.Module | None
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ours = {} if model is None else dict(model.named_buffers())
-    for name in theirs.keys() & ours.keys():
+    if odd := sorted(theirs.keys() ^ ours.keys()):
+        here, there = (odd[0] in ours), (odd[0] in theirs)
+        raise ConfigError(
+            f"buffer {odd[0]!r} is {_known(here)} on this worker and {_known(there)} on the worker "
+            "whose values the job began with; pass the same model= to psplus.wrap() on every worker"
+        )
+    for name in ours:
         if theirs[name].shape != ours[name].shape:
             raise LayoutMismatch(
                 f"buffer {name!r} has shape {tuple(ours[name].shape)} on this worker and "
                 f"{tuple(theirs[name].shape)} on rank 0"
             )
-    return [(ours[name], theirs[name]) for name in ours if name in theirs]
+    return [(ours[name], theirs[name]) for name in ours]
+
+
+def _known(given: bool) -> str:
+    return "given" if given else "not given"

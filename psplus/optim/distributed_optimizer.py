@@ -196,6 +196,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Pushes applied per worker, int64, shape ``(world size,)``, indexed by rank."""
         return self._engine.step_vector
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close()` has been called; also when it has failed and can be tried again."""
+        return self._engine.closed
+
     def close(self, timeout: float = 5.0) -> None:
         """Leave the scheme once own pushes are in: others no longer wait for this worker.
 

@@ -29,6 +29,10 @@ class Engine(Protocol):
     uses_server: bool
 
     @property
+    def closed(self) -> bool:
+        """Whether `close()` has been called."""
+
+    @property
     def description(self) -> str:
         """Scheme and place among the workers, in a few words."""
 
@@ -77,6 +81,11 @@ class LocalEngine(Engine):
         self._steps = 0
         self._skipped = 0
         self._closed = False
+
+    @property
+    @override
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     @override

@@ -1,6 +1,7 @@
 """From an optimizer to a distributed one."""
 
 from typing import Literal
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 
@@ -19,7 +20,7 @@ from psplus.optim.checks import (
     check_parameters,
 )
 from psplus.optim.distributed_optimizer import DistributedOptimizer
-from psplus.optim.engine import LocalEngine
+from psplus.optim.engine import Engine, LocalEngine
 from psplus.optim.guard import OutsideWrites
 from psplus.optim.names import NamedParameter, NamedParameters, name_parameters
 from psplus.optim.nonfinite import NonFinite
@@ -90,6 +91,7 @@ def wrap(
     check_optimizer(optimizer)
     if isinstance(optimizer, DistributedOptimizer):
         raise ConfigError("this optimizer is wrapped already; wrap the plain one")
+    _check_free(optimizer)
     if placement != "worker":
         raise ConfigError(f"placement={placement!r} is not in this version; use 'worker'")
     if pull not in ("auto", "mapped", "buffered"):
@@ -110,7 +112,7 @@ def wrap(
         raise TypeError(f"session must come from psplus.connect(), got {session!r}")
     job = config.read()
     if not session.uses_server(job):
-        return DistributedOptimizer(optimizer, LocalEngine(optimizer, parameters, nonfinite))
+        return _wrapped(optimizer, LocalEngine(optimizer, parameters, nonfinite))
     check_for_server(optimizer, parameters, job.world_size)
     native = session.attach(straggler_timeout=straggler_timeout)
     buffers = find_buffers(model)
@@ -153,7 +155,28 @@ def wrap(
         except BaseException:
             state.stop()
             raise
-    return DistributedOptimizer(optimizer, engine)
+    return _wrapped(optimizer, engine)
+
+
+# Who steps an optimizer, so that nobody else does beside it: their pushes would count twice.
+_wrappers: WeakKeyDictionary[torch.optim.Optimizer, ReferenceType[DistributedOptimizer]] = (
+    WeakKeyDictionary()
+)
+
+
+def _check_free(optimizer: torch.optim.Optimizer) -> None:
+    reference = _wrappers.get(optimizer)
+    wrapper = None if reference is None else reference()
+    if wrapper is not None and not wrapper.closed:
+        raise ConfigError(
+            "this optimizer is wrapped already, and that wrapper is still open; close() it first"
+        )
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, engine: Engine) -> DistributedOptimizer:
+    wrapper = DistributedOptimizer(optimizer, engine)
+    _wrappers[optimizer] = ref(wrapper)
+    return wrapper
 
 
 def _declare(parameter: NamedParameter) -> tuple[str, str, list[int]]:

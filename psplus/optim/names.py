@@ -34,7 +34,9 @@ def name_parameters(
     Raises:
         ConfigError: If a name stands for two tensors, or parameters of the optimizer have none.
     """
+    source = "named_parameters"
     if named_parameters is None and model is not None:
+        source = "model"
         named_parameters = model.named_parameters(remove_duplicate=False)
     names = None if named_parameters is None else _first_names(named_parameters)
     result, missing = [], []
@@ -46,7 +48,6 @@ def name_parameters(
             else:
                 result.append(NamedParameter(name, tensor, g))
     if missing:
-        source = "model" if model is not None else "named_parameters"
         raise ConfigError(
             f"{source} names only part of the optimizer's parameters; no name for "
             f"group.index {', '.join(missing)}; name all of them, or none"

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class ServerEngine(Engine):
         self._outside_writes = outside_writes
         self._evaluating = False
         self._closed = False
+        self._left = False
         self._start(model, came_late)
         self._buffers = open_buffers()
         self._guard = WriteGuard(state.parameters)
@@ -71,6 +73,11 @@ class ServerEngine(Engine):
             adopt(stream.blob, state.optimizer, state.parameters, model)
         stream.observe()
         stream.pull(state.tensors, 0.0)
+
+    @property
+    @override
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     @override
@@ -176,13 +183,15 @@ class ServerEngine(Engine):
 
     @override
     def close(self, timeout: float) -> None:
-        if not self._closed:
-            check_process()
-            self._closed = True
-            self._state.stop()
-            if self._buffers is not None:
-                self._buffers.close(timeout)
-            self._stream.close(timeout)
+        if self._left:
+            return
+        check_process()
+        self._closed = True
+        self._state.stop()
+        if self._buffers is not None:
+            self._buffers.close(timeout)
+        self._stream.close(timeout)
+        self._left = True  # not before: a close() that failed can be tried again
 
     def _take_values(self) -> None:
         self._stream.refresh()
@@ -202,9 +211,15 @@ class ServerEngine(Engine):
             raise Error(f"{call} inside evaluation(): leave its block first")
 
     def _check_groups(self) -> None:
-        held = sum(len(group["params"]) for group in self._state.optimizer.param_groups)
-        if held != len(self._state.tensors):
+        groups = self._state.optimizer.param_groups
+        tensors = [tensor for group in groups for tensor in group["params"]]
+        if len(tensors) != len(self._state.tensors):
             raise ConfigError(
-                f"the optimizer holds {held} parameters, {len(self._state.tensors)} when it was "
-                "wrapped; this version takes parameter groups before psplus.wrap() only"
+                f"the optimizer holds {len(tensors)} parameters, {len(self._state.tensors)} when "
+                "it was wrapped; this version takes parameter groups before psplus.wrap() only"
+            )
+        if not all(map(is_, tensors, self._state.tensors)):
+            raise ConfigError(
+                "another tensor stands in the optimizer's param_groups where one of its parameters "
+                "stood; close() this wrapper and wrap the optimizer again"
             )

@@ -19,6 +19,7 @@ _OPTIONS = {
     "ps+": ("staleness_bound", "lr_scale", "local_scale"),
 }
 _CLASSES: dict[str, Any] = {"bsp": BSP, "ssp": SSP, "asp": ASP, "ps+": PSPlus}
+_SPELLINGS = {"psplus": "ps+", "ps_plus": "ps+", "ps-plus": "ps+", "ps": "ps+"}
 
 
 def resolve(
@@ -43,8 +44,11 @@ def resolve(
     if not isinstance(scheme, str):
         return _check_object(scheme, given)
     if scheme not in _CLASSES:
+        meant = _SPELLINGS.get(scheme.lower(), scheme.lower())
+        hint = f"; did you mean {meant!r}?" if meant in _CLASSES else ""
         raise ConfigError(
-            f"scheme {scheme!r} is not in this version, which has {', '.join(map(repr, _CLASSES))}"
+            f"scheme {scheme!r} is not in this version, which has "
+            f"{', '.join(map(repr, _CLASSES))}{hint}"
         )
     for name in given:
         if name not in _OPTIONS[scheme]:

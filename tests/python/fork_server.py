@@ -1,6 +1,6 @@
 """Workers forked from a process that has imported torch and psplus already.
 
-Importing takes two to four seconds of processor time a worker, which is most of what these tests
+Importing takes three to five seconds of processor time a worker, which is most of what these tests
 would do. A forked worker ends as any interpreter does, with its exit handlers. A test of what
 happens at import, or of variables that are read then, starts an interpreter instead.
 
@@ -9,6 +9,7 @@ As a program: ``python fork_server.py DESCRIPTOR`` serves on a socket.
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import select
@@ -122,10 +123,16 @@ def become_worker(env: dict[str, str], out: str, err: str) -> None:
 
 def main() -> None:
     """Import once, then serve."""
+    import problems  # noqa: F401
+    import pytest  # noqa: F401
+    import torch._dynamo  # noqa: F401  # else whoever makes an optimizer imports it
     import workers
 
     import psplus  # noqa: F401
 
+    # A worker's collector, which also runs as it ends, would touch and so copy every page.
+    gc.collect()
+    gc.freeze()
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"{len(threads)} threads run; a fork would lose all but one"
     task = serve(socket.socket(fileno=int(sys.argv[1])))

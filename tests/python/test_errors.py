@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,12 +135,19 @@ def wrong_moments() -> None:
     optimizer = wrapped(model)
     with pytest.raises(psplus.ConfigError, match="add the group"):
         optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
+    with pytest.raises(psplus.ConfigError, match=r"still open; close\(\) it first"):
+        psplus.wrap(optimizer._inner, "asp", model=model)
     with pytest.raises(psplus.Error, match="copied or pickled"):
         optimizer.__getstate__()
     with optimizer.evaluation():
         for call in (optimizer.step, optimizer.pull, optimizer.publish, optimizer.synchronize):
             with pytest.raises(psplus.Error, match=r"inside evaluation\(\)"):
                 call()
+    group = optimizer.param_groups[0]["params"]
+    kept, group[0] = group[0], nn.Parameter(group[0].detach().clone())
+    with pytest.raises(psplus.ConfigError, match="another tensor stands in"):
+        optimizer.step()
+    group[0] = kept
     optimizer._inner.add_param_group({"params": nn.Linear(2, 2).parameters()})
     with pytest.raises(psplus.ConfigError, match=r"before psplus\.wrap"):
         optimizer.step()
@@ -288,6 +296,21 @@ def freeze_the_server() -> str:
     finally:
         os.kill(native.server_pid, signal.SIGCONT)
     optimizer.pull()
+    other_model = make_model()
+    other = wrapped(other_model, "asp")
+    os.kill(native.server_pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(psplus.TimeoutError, match="not applied in time"):
+            optimizer.close(timeout=0.3)
+        with pytest.raises(psplus.Error, match="after close"):
+            optimizer.step()
+        assert optimizer.closed
+    finally:
+        os.kill(native.server_pid, signal.SIGCONT)
+    optimizer.close()  # again, and for good; no late answer reaches another question
+    optimizer.close()
+    step(other_model, other)
+    other.close()
     return str(caught.value)
 
 
@@ -341,11 +364,60 @@ def test_a_refused_wrap_can_be_corrected(workers: Workers, mistake: str, message
             assert torch.equal(found["values"][name], value)
 
 
+def wrap_without_buffers(without: int) -> str:
+    """A model with BatchNorm, which one rank does not name."""
+    rank = psplus.config.read().rank
+    model = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = model.named_parameters() if rank == without else None
+    try:
+        psplus.wrap(
+            optimizer,
+            "asp",
+            model=None if rank == without else model,
+            named_parameters=named,
+            timeout=5.0,
+        )
+    except psplus.Error as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [(0, "given on this worker and not given on"), (1, "not given on this worker and given on")],
+)
+def test_buffers_that_only_one_worker_names(workers: Workers, without: int, message: str) -> None:
+    zero, one = workers(wrap_without_buffers, 2, without=without)
+    assert zero == ""
+    assert one.startswith("ConfigError: buffer '1.num_batches_tracked' is " + message)
+
+
+def end_at_once() -> str:
+    """Rank 1 attaches and is gone; rank 0 is told so, not that nobody ever came."""
+    rank = psplus.config.read().rank
+    native = psplus.connect().attach(straggler_timeout=30.0)
+    if rank == 1:
+        while native.num_workers < 2:
+            time.sleep(0.01)
+        return str(os.getpid())
+    with pytest.raises(psplus.TimeoutError) as caught:
+        wrapped(make_model(), timeout=1.0)
+    return str(caught.value)
+
+
+def test_a_peer_that_came_and_ended_is_named(workers: Workers) -> None:
+    message, process = workers(end_at_once, 2)
+    assert "1 of 2 workers joined; rank 1 is missing" in message
+    assert f"Rank 1 came as process {process} and ended" in message
+
+
 def start_no_server() -> str:
     model = make_model()
     session = psplus.connect(server="always", timeout=2.0)
     with pytest.raises(psplus.PeerLost) as caught:
         psplus.wrap(torch.optim.SGD(model.parameters(), lr=0.1), "asp", session=session)
+    assert list((Path(tempfile.gettempdir()) / f"psplus-{os.geteuid()}").iterdir()) == []
     return str(caught.value)
 
 

@@ -104,6 +104,11 @@ def test_wrong_numbers_are_refused(nprocs: Any) -> None:
         psplus.launch(print, nprocs)
 
 
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(psplus.ConfigError, match="runs a function, got None"):
+        psplus.launch(None, 1)
+
+
 def test_what_cannot_be_pickled_is_refused() -> None:
     lock = __import__("threading").Lock()
     with pytest.raises(psplus.ConfigError, match="cannot be pickled"):

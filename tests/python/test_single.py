@@ -222,6 +222,18 @@ def test_copies_and_pickles_go_on_alike() -> None:
         assert twin.stats.step == 2
 
 
+def test_an_optimizer_has_one_open_wrapper() -> None:
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = psplus.wrap(inner, model=model)
+    with pytest.raises(psplus.ConfigError, match="wrapped already"):
+        psplus.wrap(inner, model=model)
+    first.close()
+    second = psplus.wrap(inner, model=model)
+    del second
+    psplus.wrap(inner, model=model).step()
+
+
 def test_groups_may_be_added_later() -> None:
     model, head = make_model(), nn.Linear(3, 2)
     optimizer = psplus.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model=model)

@@ -141,6 +141,9 @@ def test_integer_parameters_are_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"scheme": "PS+"}, r"has 'bsp', .*; did you mean 'ps\+'\?"),
+        ({"scheme": "psplus"}, r"did you mean 'ps\+'\?"),
+        ({"scheme": "sync"}, r"has 'bsp', 'ssp', 'asp', 'ps\+'$"),
         ({"placement": "server"}, "placement='server' is not in this version"),
         ({"pull": "jit"}, "pull='jit' is not in this version"),
         ({"nonfinite": "ignore"}, "'skip', 'raise' or 'allow'"),
