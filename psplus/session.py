@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Literal
 
 from psplus import _C, config
@@ -87,7 +88,7 @@ class Session:
                 )
             except BaseException:
                 with suppress(OSError):  # a server lives in it, or has written its log
-                    os.rmdir(directory)
+                    Path(directory).rmdir()
                 raise
             # Read again: a worker that runs alone has been given a name by job_directory().
             _attachment.native, _attachment.job = native, config.read()

@@ -306,10 +306,9 @@ void Registry::send_ready(ConnectionId to, StreamId stream, MemberId member) {
 void Registry::close(ConnectionId from, StreamId stream) {
   const auto member = roster_.member_of(from);
   if (!member || peek(context_.stream(stream).open) == 0) return;
-  const bool asked_before =
-      std::any_of(closings_.begin(), closings_.end(), [&](const Closing& closing) {
-        return closing.from == from && closing.stream == stream;
-      });
+  const bool asked_before = std::any_of(
+      closings_.begin(), closings_.end(),
+      [&](const Closing& closing) { return closing.from == from && closing.stream == stream; });
   if (asked_before) return;  // by a call that has timed out since
   store::Store& store = context_.store;
   store.before_write();

@@ -179,7 +179,7 @@ class DenseStream {
 
   bool rejoined_ = false;
   bool closed_ = false;
-  bool left_ = false;  ///< closed, and all of its pushes are in
+  bool left_ = false;                 ///< closed, and all of its pushes are in
   std::uint64_t base_clock_ = 0;      ///< gate counter at which this worker entered
   std::uint64_t barriers_ = 0;        ///< barriers this worker has stood at
   std::uint64_t steps_ = 0;           ///< steps published

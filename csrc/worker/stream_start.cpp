@@ -32,7 +32,8 @@ Roll call_roll(const store::ControlBlock& control, StreamId stream) {
   Roll roll;
   for (std::size_t m = 0; m < store::kMaxMembers; ++m) {
     const store::MemberEntry& member = control.members[m];
-    const auto state = static_cast<store::MemberState>(member.state.load(std::memory_order_acquire));
+    const auto state =
+        static_cast<store::MemberState>(member.state.load(std::memory_order_acquire));
     const std::uint32_t rank = member.rank.load(kRelaxed);
     if (state == store::MemberState::kFree && member.incarnation.load(kRelaxed) != 0)
       roll.gone[rank] = member.process.load(kRelaxed);
