@@ -122,6 +122,7 @@ def become_worker(env: dict[str, str], out: str, err: str) -> None:
 
 def main() -> None:
     """Import once, then serve."""
+    import torch._dynamo  # noqa: F401 - an optimizer's construction imports it, which takes seconds
     import workers
 
     import psplus  # noqa: F401
