@@ -49,7 +49,7 @@ def run_the_blocks(place: str) -> dict[str, Any]:
 def test_the_blocks_are_a_script(workers: Workers, clean_job: Any) -> None:
     found = workers(run_the_blocks, 2, place=str(clean_job))
     assert found[0]["blocks"] == 6
-    assert found[0]["accuracy"] > 0.9
+    assert found[0]["accuracy"] > 0.85
     assert "epoch 0: " in found[0]["said"]
     assert found[1]["said"] == ""
     steps = 25 * found[0]["epochs"] + 25  # and as many empty ones
