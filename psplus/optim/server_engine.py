@@ -16,6 +16,7 @@ from psplus.optim.buffers import SharedBuffers
 from psplus.optim.engine import Closure, Engine
 from psplus.optim.guard import OutsideWrites, WriteGuard
 from psplus.optim.turn import StepTurn, TurnState
+from psplus.profiling import named_range
 from psplus.schemes.base import Scheme
 from psplus.session import check_process
 from psplus.stats import Stats
@@ -131,22 +132,29 @@ class ServerEngine(Engine):
         self._check_ready("synchronize()")
         self._check_outside_writes()
         buffers = self._buffers
-        self._stream.refresh()  # own pushes are in before the others read
-        if buffers is not None:
-            buffers.flush()
-        self._stream.barrier()
-        self._take_values()
-        if buffers is not None and self._session.rank == 0:
-            buffers.publish_integers()
-        self._stream.barrier()
-        if buffers is not None:
-            buffers.pull()
-            self._stream.barrier()  # nobody moves them before all have read
+        with named_range("psplus.synchronize"):
+            self._stream.refresh()  # own pushes are in before the others read
+            if buffers is not None:
+                buffers.flush()
+            self._stream.barrier()
+            self._take_values()
+            if buffers is not None and self._session.rank == 0:
+                buffers.publish_integers()
+            self._stream.barrier()
+            if buffers is not None:
+                buffers.pull()
+                self._stream.barrier()  # nobody moves them before all have read
 
     @contextmanager
     @override
     def evaluation(self) -> Iterator[None]:
         self._check_ready("evaluation()")
+        with named_range("psplus.evaluation"), self._cut():
+            yield
+
+    @contextmanager
+    def _cut(self) -> Iterator[None]:
+        """One state of the servers inside the block, the worker's own after it."""
         tensors = self._state.tensors
         # A write from outside shall still be noticed at the next step, not be taken for our own.
         found = self._guard.find()
@@ -155,9 +163,10 @@ class ServerEngine(Engine):
         own_buffers = [] if self._buffers is None else self._buffers.copies()
         self._evaluating = True
         try:
-            self._stream.pull_cut(tensors)
-            if self._buffers is not None:
-                self._buffers.pull_cut()
+            with named_range("psplus.pull"):
+                self._stream.pull_cut(tensors)
+                if self._buffers is not None:
+                    self._buffers.pull_cut()
             yield
         finally:
             with torch.no_grad():
@@ -176,9 +185,10 @@ class ServerEngine(Engine):
     @override
     def publish(self) -> None:
         self._check_ready("publish()")
-        self._stream.publish_values(self._state.tensors)
-        if self._buffers is not None:
-            self._buffers.publish()
+        with named_range("psplus.publish"):
+            self._stream.publish_values(self._state.tensors)
+            if self._buffers is not None:
+                self._buffers.publish()
         self._guard.record()
 
     @override
@@ -194,9 +204,11 @@ class ServerEngine(Engine):
         self._left = True  # not before: a close() that failed can be tried again
 
     def _take_values(self) -> None:
-        self._stream.refresh()
+        with named_range("psplus.wait"):
+            self._stream.refresh()
         self._stream.observe()
-        self._stream.pull(self._state.tensors, 0.0)
+        with named_range("psplus.pull"):
+            self._stream.pull(self._state.tensors, 0.0)
         self._guard.record()
 
     def _check_outside_writes(self) -> None:

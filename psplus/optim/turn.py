@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.profiler import record_function
 from typing_extensions import override
 
 from psplus import _C
@@ -21,6 +20,7 @@ from psplus.optim.nonfinite import (
     NonFiniteGradientError,
 )
 from psplus.optim.skipping import count_as_step, warn_of_skip
+from psplus.profiling import named_range
 from psplus.schemes.base import Turn
 from psplus.staleness import Staleness
 
@@ -90,7 +90,7 @@ class StepTurn(Turn):
 
     def _compute_by_generic_path(self) -> None:
         state = self._state
-        with record_function("psplus.step"):
+        with named_range("psplus.step"):
             state.stream.snapshot(state.tensors)
             try:
                 self._run_inner_step()
@@ -105,12 +105,12 @@ class StepTurn(Turn):
     def publish(self, lam: float) -> None:
         if self._prepared is not None:
             self._run_prepared(self._prepared, None)
-        with record_function("psplus.push"):
+        with named_range("psplus.push"):
             self._state.stream.publish(lam)
 
     @override
     def wait_round(self, lag: int) -> None:
-        with record_function("psplus.wait"):
+        with named_range("psplus.wait"):
             self._state.stream.wait_round(lag)
 
     @override
@@ -141,13 +141,13 @@ class StepTurn(Turn):
     def pull(self, local_scale: float) -> None:
         if self._prepared is not None and self._run_prepared(self._prepared, local_scale):
             return
-        with record_function("psplus.pull"):
+        with named_range("psplus.pull"):
             self._state.stream.pull(self._state.tensors, local_scale)
 
     def _run_prepared(self, prepared: PreparedStep, local_scale: float | None) -> bool:
         """Take a fused step; False when its update is not finite and will not be pushed."""
         self._prepared = None
-        with record_function("psplus.step"):
+        with named_range("psplus.step"):
             bad = prepared.run(self._state.stream, local_scale)
         return not self._skipped_for_update(bad)
 
