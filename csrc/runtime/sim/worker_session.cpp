@@ -121,10 +121,11 @@ void Worker::take(const wire::ToWorker& message, std::vector<store::SegmentHandl
     return;
   }
   if (const auto* const m = std::get_if<wire::StreamReady>(&message)) {
-    for (Stream& stream : streams_)
-      if (stream.id == m->stream && m->provides) stream.provides = true;
-    const std::uint64_t bit = std::uint64_t{1} << raw(m->stream);
-    if ((std::exchange(ready_streams_, ready_streams_ | bit) & bit) != 0) {
+    const std::uint64_t bit = std::uint64_t{1} << raw(m->extent);
+    for (Stream& stream : streams_) {
+      if (stream.id != m->stream) continue;
+      if (m->provides) stream.provides |= bit;
+      if ((std::exchange(stream.ready, stream.ready | bit) & bit) == 0) continue;
       notify();  // no answer: it is this worker's turn to provide
       return;
     }
