@@ -138,7 +138,8 @@ def call(file: str, function: str, result: str, keywords: str) -> None:
     """Call ``function`` of ``file`` with ``keywords`` (JSON); what it returns is saved."""
     import torch
 
-    # Not dump_traceback_later: an interpreter forked from this one would wait for its thread at exit.
+    # Not dump_traceback_later: an interpreter forked from this one would wait at exit for its
+    # thread.
     faulthandler.register(signal.SIGUSR1)
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
