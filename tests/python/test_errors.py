@@ -132,8 +132,6 @@ def bad_gradients() -> None:
 def wrong_moments() -> None:
     model = make_model()
     optimizer = wrapped(model)
-    with pytest.raises(psplus.ConfigError, match="add the group"):
-        optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
     with pytest.raises(psplus.Error, match="copied or pickled"):
         optimizer.__getstate__()
     with optimizer.evaluation():
@@ -141,7 +139,7 @@ def wrong_moments() -> None:
             with pytest.raises(psplus.Error, match=r"inside evaluation\(\)"):
                 call()
     optimizer._inner.add_param_group({"params": nn.Linear(2, 2).parameters()})
-    with pytest.raises(psplus.ConfigError, match=r"before psplus\.wrap"):
+    with pytest.raises(psplus.ConfigError, match=r"add_param_group\(\) of the wrapped"):
         optimizer.step()
     optimizer.close()
     optimizer.close()
