@@ -168,12 +168,11 @@ Result<SegmentId> Registry::make_pull(ExtentId extent, MemberId member) {
 void Registry::need_pull(ConnectionId from, StreamId stream) {
   const auto member = roster_.member_of(from);
   if (!member || peek(context_.stream(stream).open) == 0) return;
-  const std::uint64_t registered = peek(context_.in_stream(stream, *member).extents);
   SegmentId last{};
   for (std::uint16_t i = 0; i < store::kMaxStreamExtents; ++i) {
     const auto extent = extent_of(stream, StreamExtent{i});
     if (!extent) break;
-    if ((registered >> i & 1) == 0) continue;
+    if (!has_registered(*extent, *member)) continue;
     const auto made = make_pull(*extent, *member);
     if (!made.ok()) return roster_.refuse(from, made.status().code(), made.status().message());
     last = std::max(last, *made);

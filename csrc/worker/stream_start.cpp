@@ -11,6 +11,8 @@ namespace psplus::worker {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+/// Of a session, whose heart beats twice a second.
+constexpr nanoseconds kSilent = milliseconds{1500};
 
 Result<Segment> segment_with(std::string_view label, std::span<const std::byte> bytes) {
   // At least one byte: an empty memfd cannot be mapped.
@@ -52,7 +54,7 @@ Status wait_for_sessions(const Session& session, const StreamOptions& options, T
     const TimePoint sign = from_nanoseconds(member.last_sign_of_life.load(kRelaxed));
     if (static_cast<store::MemberState>(member.state.load(std::memory_order_acquire)) ==
             store::MemberState::kLive &&
-        sign < began)
+        Clock::now() - sign > kSilent)
       silent.push_back(member.rank.load(kRelaxed));
   }
   return {StatusCode::kTimeout,
@@ -62,7 +64,7 @@ Status wait_for_sessions(const Session& session, const StreamOptions& options, T
                     raw(session.options().rank), to_seconds(waited),
                     silent.empty()
                         ? ""
-                        : formatted("; no sign of life since of rank {}", joined(silent, ", ")))};
+                        : formatted("; rank {} gives no sign of life", joined(silent, ", ")))};
 }
 
 }  // namespace

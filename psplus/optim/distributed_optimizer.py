@@ -128,7 +128,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         step the servers apply what its worker has.
 
         Names are the model's, as it is now, or from ``named_parameters``; parameters that have
-        none there are named ``group.index``. Call it between steps.
+        none there are named ``group.index``. Buffers of layers that the model has got since it was
+        wrapped stay each worker's own. Call it between steps.
 
         Raises:
             psplus.LayoutMismatch: If another worker's group of the same number has parameters of

@@ -172,6 +172,14 @@ TEST(MessageRanges, IdsThatIndexArraysAreChecked) {
   EXPECT_THAT(decode_to_worker(encode(ToWorker{StreamClosed{StreamId{0xffff}}})),
               FailsWith(code, text));
 
+  const StreamExtent last_extent{store::kMaxStreamExtents - 1};
+  const StreamExtent stray_extent{store::kMaxStreamExtents};
+  EXPECT_OK(decode_to_server(encode(ToServer{OpenStream{.extent = last_extent}})));
+  EXPECT_THAT(decode_to_server(encode(ToServer{OpenStream{.extent = stray_extent}})),
+              FailsWith(code, text));
+  EXPECT_THAT(decode_to_worker(encode(ToWorker{StreamReady{.extent = stray_extent}})),
+              FailsWith(code, text));
+
   const MemberId last_member{store::kMaxMembers - 1};
   const MemberId stray_member{store::kMaxMembers};
   EXPECT_OK(decode_to_server(encode(ToServer{Resume{.member = last_member}})));
