@@ -34,6 +34,9 @@ class Worker final : public Actor {
   [[nodiscard]] MemberId member() const noexcept { return member_; }
   /// Whether it holds all that a successor of its server needs.
   [[nodiscard]] bool attached() const noexcept { return running() && attached_; }
+  /// Whether the server keeps it supplied with segments: not if it was expelled while it was
+  /// frozen, which it does not know. Only those who are can promise a successor everything.
+  [[nodiscard]] bool may_hand_over() const noexcept;
   /// Whether it has neither begun to leave nor been expelled.
   [[nodiscard]] bool may_still_publish() const noexcept;
   [[nodiscard]] const LinkPtr& link() const noexcept { return link_; }
@@ -134,6 +137,7 @@ class Worker final : public Actor {
   [[nodiscard]] std::span<std::byte> own_segment(store::SegmentKind kind, ExtentId extent) const;
   [[nodiscard]] LifeId life() const noexcept { return {member_, incarnation_}; }
   void leave_checker();
+  [[nodiscard]] bool counted_out() const noexcept;
 
   World& world_;
   Random random_;

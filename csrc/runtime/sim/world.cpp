@@ -148,7 +148,7 @@ void World::start_successor() {
   std::vector<Worker*> able;
   bool waits = false;
   for (Worker* const worker : current_) {
-    if (worker == nullptr || !worker->attached()) continue;
+    if (worker == nullptr || !worker->may_hand_over()) continue;
     if (worker->frozen())
       waits = true;
     else
