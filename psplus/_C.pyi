@@ -196,17 +196,20 @@ class Observation:
 class DenseStream:
     """One ``wrap``: push slots, gates, step vector and shard of a set of dense parameters.
 
-    Tensor lists are in the order of ``params`` of ``open_stream``: dense CPU tensors with the
-    declared dtype and shape. Contiguous and channels_last tensors are used in place; others are
-    handled by a copy. Written tensors have their version counter bumped.
+    Tensor lists are in the order of ``params`` of ``open_stream``, then of each ``add_extent``:
+    dense CPU tensors with the declared dtype and shape. Contiguous and channels_last tensors are
+    used in place; others are handled by a copy. Written tensors have their version counter bumped.
     """
 
     @property
     def provides(self) -> bool:
-        """Whether this worker's values are the initial ones: it must call publish_values()."""
+        """Whether the last extent's first values are this worker's.
+
+        For the stream's first extent: it must call publish_values().
+        """
     @property
     def blob(self) -> bytes | None:
-        """The blob of the rank whose values count; None when this worker provides."""
+        """The last extent's blob of the rank whose values count; None when this worker provides."""
     @property
     def rejoined(self) -> bool:
         """Whether the server already held values when this worker came."""
@@ -225,6 +228,23 @@ class DenseStream:
     @property
     def retries(self) -> int:
         """Chunks read again because the server changed them meanwhile."""
+    def add_extent(
+        self,
+        params: Sequence[tuple[str, str, Sequence[int]]],
+        blob: bytes | None,
+        tensors: Sequence[Tensor],
+    ) -> None:
+        """Append parameters; tensor lists are longer by them from here on. Between two steps.
+
+        Workers append the same ones in the same order, each at a moment of its own. The first to
+        come gives them the values of ``tensors``, the others find the servers' values in them.
+        Nothing has been appended when it raises.
+
+        Args:
+            params: As for ``open_stream``.
+            blob: Likewise.
+            tensors: The parameters.
+        """
     def publish_values(self, params: Sequence[Tensor]) -> None:
         """Make these values the global ones.
 

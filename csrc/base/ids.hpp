@@ -17,6 +17,8 @@ enum class Incarnation : std::uint16_t {};
 enum class StreamId : std::uint16_t {};
 /// An append-only part of the layout: one shard segment of a server.
 enum class ExtentId : std::uint16_t {};
+/// Place of an extent in its stream: 0 is there from the start, n is the n-th that was added.
+enum class StreamExtent : std::uint16_t {};
 /// Index of a copy-on-write chunk within an extent.
 enum class ChunkIndex : std::uint32_t {};
 /// Index of a physical unit of a shard's pool; 24 bits in a chunk entry.

@@ -30,8 +30,20 @@ void run(F call) {
   throw_if_error(status);
 }
 
+void add_extent(DenseStream& stream, const std::vector<Declared>& params,
+                const std::optional<py::bytes>& blob, const Tensors& tensors) {
+  std::vector<store::ParamSpec> specs = to_specs(params);
+  const ReadableTensors readable{tensors, specs};
+  WritableTensors writable{tensors, specs};
+  const auto blob_span = bytes_of(blob);
+  run([&] {
+    return stream.add_extent(std::move(specs), blob_span, readable.pointers(), writable.pointers());
+  });
+  writable.finish();
+}
+
 void publish_values(DenseStream& stream, const Tensors& params) {
-  const ReadableTensors readable{params, stream.layout()};
+  const ReadableTensors readable{params, stream.params()};
   run([&] { return stream.publish_values(readable.pointers()); });
 }
 
@@ -44,7 +56,7 @@ bool wait_initialised(DenseStream& stream) {
 }
 
 void snapshot(DenseStream& stream, const Tensors& params) {
-  const ReadableTensors readable{params, stream.layout()};
+  const ReadableTensors readable{params, stream.params()};
   const py::gil_scoped_release no_gil;
   stream.snapshot(readable.pointers());
 }
@@ -53,7 +65,7 @@ std::int64_t write_delta(DenseStream& stream, const Tensors& params,
                          const std::vector<bool>& carried) {
   if (carried.size() != params.size())
     throw py::value_error("carried must have one entry a parameter");
-  const ReadableTensors readable{params, stream.layout()};
+  const ReadableTensors readable{params, stream.params()};
   const std::vector<std::uint8_t> flags(carried.begin(), carried.end());
   auto result = [&] {
     const py::gil_scoped_release no_gil;
@@ -64,7 +76,7 @@ std::int64_t write_delta(DenseStream& stream, const Tensors& params,
 
 std::int64_t push_sum(DenseStream& stream, const Tensors& values, double scale,
                       bool must_be_finite) {
-  const ReadableTensors readable{values, stream.layout()};
+  const ReadableTensors readable{values, stream.params()};
   auto result = [&] {
     const py::gil_scoped_release no_gil;
     return stream.push_sum(readable.pointers(), scale, must_be_finite);
@@ -73,13 +85,13 @@ std::int64_t push_sum(DenseStream& stream, const Tensors& values, double scale,
 }
 
 void pull(DenseStream& stream, const Tensors& params, double local_scale) {
-  WritableTensors writable{params, stream.layout()};
+  WritableTensors writable{params, stream.params()};
   run([&] { return stream.pull(writable.pointers(), local_scale); });
   writable.finish();
 }
 
 Observation pull_cut(DenseStream& stream, const Tensors& params) {
-  WritableTensors writable{params, stream.layout()};
+  WritableTensors writable{params, stream.params()};
   run([&] { return stream.pull_cut(writable.pointers()); });
   writable.finish();
   return stream.observation();
@@ -124,6 +136,7 @@ void bind_dense_stream(py::module_& module) {
       .def_property_readonly("retries", [](const DenseStream& s) { return s.counters().retries; })
       .def_property_readonly("wait_seconds",
                              [](const DenseStream& s) { return to_seconds(s.counters().waited); })
+      .def("add_extent", &add_extent, py::arg("params"), py::arg("blob"), py::arg("tensors"))
       .def("publish_values", &publish_values, py::arg("params"))
       .def("wait_initialised", &wait_initialised)
       .def("begin_step", &DenseStream::begin_step)

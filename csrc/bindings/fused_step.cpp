@@ -82,7 +82,7 @@ bool FusedStep::add(const at::Tensor& param, StepGroup& group, std::size_t k) {
 
 Result<std::int64_t> FusedStep::run(worker::DenseStream& stream,
                                     std::optional<double> local_scale) {
-  check_tensors(params_, stream.layout());
+  check_tensors(params_, stream.params());
   if (Status status = stream.wait_for_slot(); !status.ok()) return status;
   for (StepGroup& group : groups_) {
     if (group.steps.empty()) continue;

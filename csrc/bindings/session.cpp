@@ -2,12 +2,12 @@
 
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "base/format.hpp"
 #include "bindings/bindings.hpp"
 #include "bindings/errors.hpp"
+#include "bindings/tensors.hpp"
 
 namespace py = pybind11;
 
@@ -41,20 +41,10 @@ std::shared_ptr<Session> connect(std::string job_dir, std::string server_path, s
   return value_or_throw(std::move(session));
 }
 
-DType parse_dtype(const std::string& text, const std::string& parameter) {
-  for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16, DType::float16,
-                            DType::complex64, DType::complex128})
-    if (name(dtype) == text) return dtype;
-  throw py::value_error(
-      formatted("parameter '{}' has dtype {}, which is not supported", parameter, text));
-}
-
-using Param = std::tuple<std::string, std::string, std::vector<std::int64_t>>;
-
 std::unique_ptr<DenseStream> open_stream(const std::shared_ptr<Session>& session,
                                          std::uint16_t ordinal, const std::string& mode,
                                          std::optional<std::uint64_t> bound, bool buffered,
-                                         const std::vector<Param>& params,
+                                         const std::vector<Declared>& params,
                                          const std::optional<py::bytes>& blob, double timeout,
                                          double straggler_timeout, std::size_t chunk_bytes) {
   if (mode != "async" && mode != "bsp")
@@ -63,9 +53,6 @@ std::unique_ptr<DenseStream> open_stream(const std::shared_ptr<Session>& session
     throw_if_error(
         {StatusCode::kConfig,
          formatted("a job has {} wrappers at most; wrap fewer optimizers", store::kMaxStreams)});
-  std::vector<store::ParamSpec> specs;
-  for (const auto& [param, dtype, shape] : params)
-    specs.push_back({param, parse_dtype(dtype, param), shape});
   const worker::StreamOptions options{
       .stream = StreamId{ordinal},
       .mode = mode == "bsp" ? store::Mode::kBsp : store::Mode::kAsync,
@@ -73,9 +60,8 @@ std::unique_ptr<DenseStream> open_stream(const std::shared_ptr<Session>& session
       .bound = bound.value_or(store::kNoBound),
       .timeout = to_duration(timeout),
       .straggler_timeout = to_duration(straggler_timeout)};
-  store::ExtentLayout layout{std::move(specs), chunk_bytes};
-  const std::string_view bytes = blob ? std::string_view{*blob} : std::string_view{};
-  const std::span blob_span{reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
+  store::ExtentLayout layout{to_specs(params), chunk_bytes};
+  const auto blob_span = bytes_of(blob);
   auto stream = [&] {
     const py::gil_scoped_release no_gil;
     return DenseStream::open(session, options, std::move(layout), blob_span);

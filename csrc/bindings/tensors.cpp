@@ -7,8 +7,26 @@
 #include <ATen/ATen.h>
 
 namespace psplus::bindings {
-void check_tensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout) {
-  const auto params = layout.params();
+namespace {
+
+DType parse_dtype(const std::string& text, const std::string& parameter) {
+  for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16, DType::float16,
+                            DType::complex64, DType::complex128})
+    if (name(dtype) == text) return dtype;
+  throw std::invalid_argument(
+      formatted("parameter '{}' has dtype {}, which is not supported", parameter, text));
+}
+
+}  // namespace
+
+std::vector<store::ParamSpec> to_specs(const std::vector<Declared>& params) {
+  std::vector<store::ParamSpec> specs;
+  for (const auto& [param, dtype, shape] : params)
+    specs.push_back({param, parse_dtype(dtype, param), shape});
+  return specs;
+}
+
+void check_tensors(const std::vector<at::Tensor>& tensors, Specs params) {
   if (tensors.size() != params.size())
     throw std::invalid_argument(
         formatted("expected {} tensors, got {}", params.size(), tensors.size()));
@@ -48,9 +66,8 @@ DType to_dtype(at::ScalarType type) {
   throw std::invalid_argument(formatted("dtype {} is not supported", c10::toString(type)));
 }
 
-ReadableTensors::ReadableTensors(const std::vector<at::Tensor>& tensors,
-                                 const store::ExtentLayout& layout) {
-  check_tensors(tensors, layout);
+ReadableTensors::ReadableTensors(const std::vector<at::Tensor>& tensors, Specs params) {
+  check_tensors(tensors, params);
   for (const at::Tensor& tensor : tensors) {
     kept_.push_back(is_plain(tensor) ? tensor.detach()
                                      : tensor.detach().resolve_conj().resolve_neg().contiguous());
@@ -58,10 +75,9 @@ ReadableTensors::ReadableTensors(const std::vector<at::Tensor>& tensors,
   }
 }
 
-WritableTensors::WritableTensors(const std::vector<at::Tensor>& tensors,
-                                 const store::ExtentLayout& layout)
+WritableTensors::WritableTensors(const std::vector<at::Tensor>& tensors, Specs params)
     : tensors_(tensors) {
-  check_tensors(tensors, layout);
+  check_tensors(tensors, params);
   for (const at::Tensor& tensor : tensors_) {
     contiguous_.push_back(
         is_plain(tensor) ? tensor.detach()

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -13,15 +15,22 @@ namespace psplus::bindings {
 /// The dtype of a layout for a tensor; throws std::invalid_argument for others.
 [[nodiscard]] DType to_dtype(at::ScalarType type);
 
+using Specs = std::span<const store::ParamSpec>;
+
+/// A parameter as Python declares it: name, dtype and shape.
+using Declared = std::tuple<std::string, std::string, std::vector<std::int64_t>>;
+/// Throws std::invalid_argument, naming the parameter, for a dtype that is not supported.
+[[nodiscard]] std::vector<store::ParamSpec> to_specs(const std::vector<Declared>& params);
+
 /// Throws std::invalid_argument, naming the parameter, unless every tensor is a dense CPU tensor of
 /// the declared shape and dtype.
-void check_tensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout);
+void check_tensors(const std::vector<at::Tensor>& tensors, Specs params);
 
-/// Tensors as pointers to contiguous elements, in the order of a layout, for reading. Keeps copies
+/// Tensors as pointers to contiguous elements, in the declared order, for reading. Keeps copies
 /// of those that are not contiguous. Throws as check_tensors() does.
 class ReadableTensors {
  public:
-  ReadableTensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout);
+  ReadableTensors(const std::vector<at::Tensor>& tensors, Specs params);
   [[nodiscard]] std::span<const void* const> pointers() const noexcept { return pointers_; }
 
  private:
@@ -33,7 +42,7 @@ class ReadableTensors {
 /// version counter of each, so that a backward which saved the old values raises as in plain torch.
 class WritableTensors {
  public:
-  WritableTensors(const std::vector<at::Tensor>& tensors, const store::ExtentLayout& layout);
+  WritableTensors(const std::vector<at::Tensor>& tensors, Specs params);
   [[nodiscard]] std::span<void* const> pointers() const noexcept { return pointers_; }
   void finish();
 

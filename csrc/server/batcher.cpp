@@ -39,16 +39,15 @@ bool Batcher::read_push(StreamId stream, MemberId member, Sequence sequence, Pus
       .extents = peek(d.extents),
       .lambda = store::from_word(peek(d.lambda)),
       .snapshot_foreign = peek(d.snapshot_foreign)};
-  const std::uint32_t extents = peek(context_.stream(stream).extent_count);
-  const std::uint64_t known = extents >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << extents) - 1;
+  const std::uint64_t registered = peek(context_.in_stream(stream, member).extents);
   std::string reason;
   if (peek(d.sequence) != raw(sequence) || peek(d.incarnation) != raw(push.incarnation))
     reason = "its sequence or incarnation is not the published one";
   else if ((push.flags & ~store::kKnownPushFlags) != 0)
     reason = formatted("its flags {:#x} are unknown", push.flags);
-  else if ((push.extents & ~known) != 0 ||
-           peek(d.layout_version) > peek(context_.control().layout_version))
-    reason = formatted("it carries extents {:#x} of {}", push.extents, extents);
+  else if ((push.extents & ~registered) != 0)
+    // What it has registered has slots, which everybody holds: a successor can read them too.
+    reason = formatted("it carries extents {:#x}, registered are {:#x}", push.extents, registered);
   else if (!std::isfinite(push.lambda))
     reason = "its scale is not finite";
   if (reason.empty()) return true;

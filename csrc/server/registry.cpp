@@ -26,46 +26,67 @@ void Registry::open(ConnectionId from, const wire::OpenStream& request,
                     std::span<const std::byte> layout_bytes, std::span<const std::byte> blob) {
   const auto member = roster_.member_of(from);
   if (!member) return;
-  const Rank rank{peek(context_.member(*member).rank)};
-  const StreamId stream = request.stream;
   auto layout = store::ExtentLayout::parse(layout_bytes);
   if (!layout.ok()) return roster_.refuse(from, layout.status().code(), layout.status().message());
-  Status status;
-  if (stream_state(context_.stream(stream), *member) == StreamMemberState::kLeft) {
-    status = {StatusCode::kClosed,
-              formatted("rank {} has closed stream {} already", raw(rank), raw(stream))};
-  } else if (peek(context_.stream(stream).open) == 0) {
-    if (raw(stream) != 0 &&
-        peek(context_.stream(StreamId{static_cast<std::uint16_t>(raw(stream) - 1)}).open) == 0)
-      status = {StatusCode::kConfig, formatted("rank {} registers stream {} before stream {}",
-                                               raw(rank), raw(stream), raw(stream) - 1)};
-    else
-      status = create_stream(request, *layout);
-  } else {
-    status = check_same(request, *layout, rank);
-  }
+  Status status = check_order(request, *member);
+  if (status.ok())
+    status = extent_of(request.stream, request.extent)
+                 ? check_same(request, *layout, Rank{peek(context_.member(*member).rank)})
+                 : create_extent(request, *layout);
   if (!status.ok()) return roster_.refuse(from, status.code(), status.message());
-  const auto made = make_segments(stream, *member);
+  const ExtentId extent = *extent_of(request.stream, request.extent);
+  const auto made = make_segments(extent, *member);
   if (!made.ok()) return roster_.refuse(from, made.status().code(), made.status().message());
 
-  std::vector<Applicant>& applicants = applicants_[stream];
+  std::vector<Applicant>& applicants = applicants_[extent];
   std::erase_if(applicants, [&](const Applicant& applicant) { return applicant.from == from; });
   applicants.push_back({from, {blob.begin(), blob.end()}});
-  const auto go_on = [this, stream, from, member = *member] {
+  const auto go_on = [this, extent, from, member = *member] {
     if (roster_.member_of(from) != member) return;
-    registered(stream, member);
-    answer(stream);
+    registered(extent, member);
+    answer(extent);
   };
   // Also when all of it was there already: after a take-over others may not hold it yet.
   roster_.when_all_hold(*made, go_on);
 }
 
-Status Registry::create_stream(const wire::OpenStream& request, const store::ExtentLayout& layout) {
+std::optional<ExtentId> Registry::extent_of(StreamId stream, StreamExtent place) const {
+  const store::StreamEntry& entry = context_.stream(stream);
+  if (peek(entry.open) == 0 || raw(place) >= peek(entry.extent_count)) return std::nullopt;
+  return ExtentId{peek(entry.extents[index(place)])};
+}
+
+/// Streams are numbered in the order in which every worker makes them, extents of a stream
+/// likewise.
+Status Registry::check_order(const wire::OpenStream& request, MemberId member) const {
+  const StreamId stream = request.stream;
+  const std::uint32_t rank = peek(context_.member(member).rank);
+  const store::StreamMemberState state = stream_state(context_.stream(stream), member);
+  if (state == StreamMemberState::kLeft)
+    return {StatusCode::kClosed,
+            formatted("rank {} has closed stream {} already", rank, raw(stream))};
+  if (request.extent != StreamExtent{}) {
+    const std::uint64_t own = peek(context_.in_stream(stream, member).extents);
+    if (state != StreamMemberState::kRegistered || (own >> (raw(request.extent) - 1) & 1) == 0)
+      return {StatusCode::kConfig,
+              formatted("rank {} registers extent {} of stream {} before extent {}", rank,
+                        raw(request.extent), raw(stream), raw(request.extent) - 1)};
+  } else if (raw(stream) != 0 &&
+             peek(context_.stream(StreamId{static_cast<std::uint16_t>(raw(stream) - 1)}).open) ==
+                 0) {
+    return {StatusCode::kConfig, formatted("rank {} registers stream {} before stream {}", rank,
+                                           raw(stream), raw(stream) - 1)};
+  }
+  return {};
+}
+
+Status Registry::create_extent(const wire::OpenStream& request, const store::ExtentLayout& layout) {
   store::ControlBlock& control = context_.control();
   const std::uint32_t extent = peek(control.layout_version);
   if (extent >= store::kMaxExtents)
     return {StatusCode::kConfig,
-            formatted("a job has {} extents at most; wrap fewer optimizers", store::kMaxExtents)};
+            formatted("a job has {} extents at most; wrap fewer optimizers, or add fewer groups",
+                      store::kMaxExtents)};
   const ExtentId id{static_cast<std::uint16_t>(extent)};
   const auto shard = context_.store.create_shard(id, layout);
   if (!shard.ok()) return shard.status();
@@ -73,20 +94,25 @@ Status Registry::create_stream(const wire::OpenStream& request, const store::Ext
   store::ExtentEntry& entry = control.extents[extent];
   store::StreamEntry& stream = context_.stream(request.stream);
   store::Store& store = context_.store;
+  const bool is_first = request.extent == StreamExtent{};
   store.put(entry.stream, raw(request.stream));
+  store.put(entry.place, raw(request.extent));
   store.put(entry.shard_segment, raw(*shard));
   store.put(entry.initialised, 0);
-  store.put(stream.mode, raw(request.mode));
-  store.put(stream.pull, raw(request.pull));
-  store.put(stream.bound, request.bound);
-  store.put(stream.total_pushes, 0);
-  store.put(stream.barriers, 0);
-  store.put(stream.extents[0], raw(id));
-  store.put(stream.extent_count, 1);
-  // Opened extent first: a successor that finds the stream open finds its shard open too.
+  store.put(entry.provider, 0);
+  if (is_first) {
+    store.put(stream.mode, raw(request.mode));
+    store.put(stream.pull, raw(request.pull));
+    store.put(stream.bound, request.bound);
+    store.put(stream.total_pushes, 0);
+    store.put(stream.barriers, 0);
+  }
+  store.put(stream.extents[index(request.extent)], raw(id));
+  // Opened extent first: a successor that finds it in its stream finds its shard open too.
   store.put(entry.open, 1, std::memory_order_release);
   store.put(control.layout_version, extent + 1, std::memory_order_release);
-  store.put(stream.open, 1, std::memory_order_release);
+  store.put(stream.extent_count, raw(request.extent) + 1u, std::memory_order_release);
+  if (is_first) store.put(stream.open, 1, std::memory_order_release);
   return {};
 }
 
@@ -101,66 +127,76 @@ Status Registry::check_same(const wire::OpenStream& request, const store::Extent
                       "every rank",
                       raw(request.stream), describe(request.mode, request.pull, request.bound),
                       raw(rank), describe(mode, pull, peek(stream.bound)))};
-  return store::match_layouts(context_.store.shard(ExtentId{peek(stream.extents[0])}).layout,
-                              layout, rank);
+  const ExtentId extent = *extent_of(request.stream, request.extent);
+  const Status same = store::match_layouts(context_.store.shard(extent).layout, layout, rank);
+  if (same.ok()) return same;
+  if (request.extent != StreamExtent{})
+    return {same.code(),
+            formatted("parameter group {} of those added to wrapper {}: {}; add the same groups, "
+                      "in the same order, on every rank",
+                      raw(request.extent), raw(request.stream), same.message())};
+  if (const std::uint32_t added = peek(stream.extent_count) - 1; added != 0)
+    return {same.code(), formatted("{}; the job added {} parameter group(s) after wrapping, so "
+                                   "this rank must wrap without them and add them too",
+                                   same.message(), added)};
+  return same;
 }
 
-Result<SegmentId> Registry::make_segments(StreamId stream, MemberId member) {
-  const store::StreamEntry& entry = context_.stream(stream);
-  const Incarnation life = context_.incarnation_of(member);
-  SegmentId last{};
-  for (std::uint32_t i = 0; i < peek(entry.extent_count); ++i) {
-    const ExtentId extent{peek(entry.extents[i])};
-    if (const SegmentId held = context_.store.slots_id(member, extent); held != SegmentId{}) {
-      last = std::max(last, held);
-      continue;
-    }
-    const auto slots = context_.store.create_slots(member, life, extent);
+Result<SegmentId> Registry::make_segments(ExtentId extent, MemberId member) {
+  SegmentId last = context_.store.slots_id(member, extent);
+  if (last == SegmentId{}) {
+    const auto slots = context_.store.create_slots(member, context_.incarnation_of(member), extent);
     if (!slots.ok()) return slots.status();
     roster_.offer(*slots);
-    last = std::max(last, *slots);
+    last = *slots;
   }
-  if (static_cast<store::PullMode>(peek(entry.pull)) == store::PullMode::kMapped) return last;
-  const auto pull = make_pull(stream, member);
+  if (static_cast<store::PullMode>(peek(stream_of(extent).pull)) == store::PullMode::kMapped)
+    return last;
+  const auto pull = make_pull(extent, member);
   if (!pull.ok()) return pull.status();
   return std::max(last, *pull);
 }
 
-Result<SegmentId> Registry::make_pull(StreamId stream, MemberId member) {
-  const store::StreamEntry& entry = context_.stream(stream);
-  const Incarnation life = context_.incarnation_of(member);
-  SegmentId last{};
-  for (std::uint32_t i = 0; i < peek(entry.extent_count); ++i) {
-    const ExtentId extent{peek(entry.extents[i])};
-    if (const SegmentId held = context_.store.pull_id(member, extent); held != SegmentId{}) {
-      last = std::max(last, held);
-      continue;
-    }
-    const auto pull = context_.store.create_pull(member, life, extent);
-    if (!pull.ok()) return pull.status();
-    roster_.offer(*pull);
-    last = std::max(last, *pull);
-  }
-  return last;
+Result<SegmentId> Registry::make_pull(ExtentId extent, MemberId member) {
+  if (const SegmentId held = context_.store.pull_id(member, extent); held != SegmentId{})
+    return held;
+  const auto pull = context_.store.create_pull(member, context_.incarnation_of(member), extent);
+  if (pull.ok()) roster_.offer(*pull);
+  return pull;
 }
 
 void Registry::need_pull(ConnectionId from, StreamId stream) {
   const auto member = roster_.member_of(from);
   if (!member || peek(context_.stream(stream).open) == 0) return;
-  const auto made = make_pull(stream, *member);
-  if (!made.ok()) return roster_.refuse(from, made.status().code(), made.status().message());
-  roster_.when_all_hold(*made, [this, from, stream] {
+  SegmentId last{};
+  for (std::uint16_t i = 0; i < store::kMaxStreamExtents; ++i) {
+    const auto extent = extent_of(stream, StreamExtent{i});
+    if (!extent) break;
+    if (!has_registered(*extent, *member)) continue;
+    const auto made = make_pull(*extent, *member);
+    if (!made.ok()) return roster_.refuse(from, made.status().code(), made.status().message());
+    last = std::max(last, *made);
+  }
+  roster_.when_all_hold(last, [this, from, stream] {
     context_.emit(Send{from, wire::PullReady{stream}, {}});
   });
 }
 
-void Registry::registered(StreamId stream, MemberId member) {
+/// Everybody holds the member's segments: from here a successor finds them, so it may push.
+void Registry::registered(ExtentId extent, MemberId member) {
   store::Store& store = context_.store;
+  const StreamId stream{static_cast<std::uint16_t>(peek(entry_of(extent).stream))};
+  const std::uint64_t bit = std::uint64_t{1} << peek(entry_of(extent).place);
   store::StreamMember& entry = context_.in_stream(stream, member);
-  if (stream_state(context_.stream(stream), member) != StreamMemberState::kAbsent)
-    return;  // asked again after a take-over
+  const bool is_new = stream_state(context_.stream(stream), member) == StreamMemberState::kAbsent;
+  if (!is_new) {  // one extent more, or asked again after a take-over
+    if ((peek(entry.extents) & bit) == 0)
+      store.put(entry.extents, peek(entry.extents) | bit, std::memory_order_release);
+    return;
+  }
   const Incarnation life = context_.incarnation_of(member);
   const Step clock = joining_clock(context_.control(), stream, Step{peek(entry.clock)});
+  store.put(entry.extents, bit);
   store.put(entry.dedup, store::PushMark{life, Sequence{0}}.pack());
   store.put(entry.clock, raw(clock));
   store.put(entry.rate, 0);
@@ -189,17 +225,22 @@ void Registry::found() {
   context_.store.put(control.founded, 1, std::memory_order_release);
 }
 
-bool Registry::is_initialised(StreamId stream) const {
-  const store::StreamEntry& entry = context_.stream(stream);
-  for (std::uint32_t i = 0; i < peek(entry.extent_count); ++i)
-    if (peek(context_.control().extents[peek(entry.extents[i])].initialised) == 0) return false;
-  return true;
+bool Registry::is_initialised(ExtentId extent) const {
+  return peek(entry_of(extent).initialised) != 0;
 }
 
-/// The worker that is to set the stream's first values, if it still can: it is alive, or its
-/// published pushes are still being applied.
-std::optional<MemberId> Registry::provider(StreamId stream) const {
-  const store::StreamEntry& entry = context_.stream(stream);
+/// Whether `member` may push the extent.
+bool Registry::has_registered(ExtentId extent, MemberId member) const {
+  const StreamId stream{static_cast<std::uint16_t>(peek(entry_of(extent).stream))};
+  return stream_state(context_.stream(stream), member) == StreamMemberState::kRegistered &&
+         (peek(context_.in_stream(stream, member).extents) >> peek(entry_of(extent).place) & 1) !=
+             0;
+}
+
+/// The worker that is to set the extent's first values, if it still can: it takes part in the
+/// stream, or its published pushes are still being applied.
+std::optional<MemberId> Registry::provider(ExtentId extent) const {
+  const store::ExtentEntry& entry = entry_of(extent);
   const std::uint32_t place = peek(entry.provider);
   if (place == 0) return std::nullopt;
   const MemberId member{static_cast<std::uint16_t>(place - 1)};
@@ -207,22 +248,28 @@ std::optional<MemberId> Registry::provider(StreamId stream) const {
   const bool here = state == store::MemberState::kLive || state == store::MemberState::kDraining;
   if (!here || peek(context_.member(member).incarnation) != peek(entry.provider_incarnation))
     return std::nullopt;
+  const StreamId stream{static_cast<std::uint16_t>(peek(entry.stream))};
+  if (stream_state(context_.stream(stream), member) != StreamMemberState::kLeft) return member;
+  const auto published = store::PushMark::unpack(
+      context_.store.mail(member, stream).published.load(std::memory_order_acquire));
+  const auto applied = store::PushMark::unpack(peek(context_.in_stream(stream, member).dedup));
+  if (published.sequence <= applied.sequence) return std::nullopt;
   return member;
 }
 
 /// The lowest rank that has registered: rank 0 when a job begins, else whoever came first.
-bool Registry::choose_provider(StreamId stream) {
+bool Registry::choose_provider(ExtentId extent) {
   std::optional<MemberId> chosen;
   for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
     const MemberId candidate{m};
     if (member_state(context_.control(), candidate) != store::MemberState::kLive ||
-        stream_state(context_.stream(stream), candidate) != StreamMemberState::kRegistered)
+        !has_registered(extent, candidate))
       continue;
     if (!chosen || peek(context_.member(candidate).rank) < peek(context_.member(*chosen).rank))
       chosen = candidate;
   }
   if (!chosen) return false;
-  store::StreamEntry& entry = context_.stream(stream);
+  store::ExtentEntry& entry = entry_of(extent);
   context_.store.put(entry.provider_incarnation, peek(context_.member(*chosen).incarnation));
   context_.store.put(entry.provider, raw(*chosen) + 1u, std::memory_order_release);
   return true;
@@ -230,47 +277,45 @@ bool Registry::choose_provider(StreamId stream) {
 
 void Registry::settle_providers() {
   if (peek(context_.control().founded) == 0) return;
-  for (std::uint16_t s = 0; s < store::kMaxStreams; ++s) {
-    const StreamId stream{s};
-    if (peek(context_.stream(stream).open) == 0) break;
-    if (is_initialised(stream) || provider(stream) || !choose_provider(stream)) continue;
+  for (std::uint16_t e = 0; e < store::kMaxExtents; ++e) {
+    const ExtentId extent{e};
+    if (peek(entry_of(extent).open) == 0) break;
+    if (is_initialised(extent) || provider(extent) || !choose_provider(extent)) continue;
     // It was told that somebody else would.
-    const MemberId member = *provider(stream);
+    const MemberId member = *provider(extent);
     if (const auto connection = roster_.connection_of(member))
-      send_ready(*connection, stream, member);
+      send_ready(*connection, extent, member);
   }
 }
 
 void Registry::remind(ConnectionId connection) {
   const auto member = roster_.member_of(connection);
   if (!member) return;
-  for (std::uint16_t s = 0; s < store::kMaxStreams; ++s) {
-    const StreamId stream{s};
-    if (peek(context_.stream(stream).open) == 0) break;
-    if (is_initialised(stream) || provider(stream) != member) continue;
-    // Who has published on the stream knows: its values are on their way.
-    const auto published = store::PushMark::unpack(
-        context_.store.mail(*member, stream).published.load(std::memory_order_acquire));
-    if (published.sequence == Sequence{0}) send_ready(connection, stream, *member);
+  for (std::uint16_t e = 0; e < store::kMaxExtents; ++e) {
+    const ExtentId extent{e};
+    if (peek(entry_of(extent).open) == 0) break;
+    // Also when its values are on their way: it looks whether they are there before it sends more.
+    if (!is_initialised(extent) && provider(extent) == member)
+      send_ready(connection, extent, *member);
   }
 }
 
-void Registry::answer(StreamId stream) {
+void Registry::answer(ExtentId extent) {
   store::ControlBlock& control = context_.control();
   if (peek(control.founded) == 0) {
-    if (stream != kFirstStream || !founding_is_complete()) return;
+    if (peek(entry_of(extent).stream) != raw(kFirstStream) || !founding_is_complete()) return;
     found();
-    for (std::uint16_t later = 1; later < store::kMaxStreams; ++later)
-      if (applicants_.contains(StreamId{later})) answer(StreamId{later});
+    for (const auto& [other, waiting] : applicants_)
+      if (other != extent) answer(other);
   }
-  if (!is_initialised(stream) && !provider(stream)) static_cast<void>(choose_provider(stream));
-  std::vector<Applicant>& applicants = applicants_[stream];
-  if (provider(stream) && context_.store.blob(stream) == SegmentId{}) {
+  if (!is_initialised(extent) && !provider(extent)) static_cast<void>(choose_provider(extent));
+  std::vector<Applicant>& applicants = applicants_[extent];
+  if (provider(extent) && context_.store.blob(extent) == SegmentId{}) {
     const auto own = std::find_if(applicants.begin(), applicants.end(), [&](const Applicant& a) {
-      return roster_.member_of(a.from) == provider(stream);
+      return roster_.member_of(a.from) == provider(extent);
     });
     if (own != applicants.end() && !own->blob.empty()) {
-      const auto blob = context_.store.create_blob(stream, own->blob);
+      const auto blob = context_.store.create_blob(extent, own->blob);
       if (!blob.ok()) {
         for (const Applicant& a : applicants)
           roster_.refuse(a.from, blob.status().code(), blob.status().message());
@@ -278,28 +323,33 @@ void Registry::answer(StreamId stream) {
         return;
       }
       roster_.offer(*blob);
+      // Held by everybody before anybody relies on it, as all else.
+      return roster_.when_all_hold(*blob, [this, extent] { answer(extent); });
     }
   }
   std::vector<Applicant> later;
   for (Applicant& applicant : applicants) {
     const auto member = roster_.member_of(applicant.from);
     if (!member) continue;
-    if (stream_state(context_.stream(stream), *member) == StreamMemberState::kRegistered)
-      send_ready(applicant.from, stream, *member);
+    if (has_registered(extent, *member))
+      send_ready(applicant.from, extent, *member);
     else
       later.push_back(std::move(applicant));
   }
   applicants = std::move(later);
 }
 
-void Registry::send_ready(ConnectionId to, StreamId stream, MemberId member) {
-  const bool initialised = is_initialised(stream);
+void Registry::send_ready(ConnectionId to, ExtentId extent, MemberId member) {
+  const store::ExtentEntry& entry = entry_of(extent);
+  const StreamId stream{static_cast<std::uint16_t>(peek(entry.stream))};
+  const bool initialised = is_initialised(extent);
   wire::StreamReady ready{.stream = stream,
-                          .provides = !initialised && provider(stream) == member,
+                          .extent = StreamExtent{static_cast<std::uint16_t>(peek(entry.place))},
+                          .provides = !initialised && provider(extent) == member,
                           .rejoined = initialised,
                           .clock = Step{peek(context_.in_stream(stream, member).clock)},
                           .barriers = peek(context_.stream(stream).barriers),
-                          .blob_segment = context_.store.blob(stream)};
+                          .blob_segment = context_.store.blob(extent)};
   context_.emit(Send{to, ready, {}});
 }
 

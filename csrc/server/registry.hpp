@@ -13,6 +13,10 @@
 namespace psplus::server {
 
 /// Streams and extents: who has registered what, whose values are the first ones, barriers.
+///
+/// A stream begins with one extent; others are appended, and each worker registers them in that
+/// order, when it comes to them. Invariant: a member's bit for an extent is set when every live
+/// worker holds its segments for it. Only then may it push the extent or provide its first values.
 class Registry {
  public:
   Registry(Context& context, Roster& roster) noexcept : context_(context), roster_(roster) {}
@@ -23,7 +27,7 @@ class Registry {
   void close(ConnectionId from, StreamId stream);
   /// Answers closes whose pushes are in (`drained` tells).
   void answer_closes(const std::function<bool(StreamId, MemberId)>& drained);
-  /// Sees to it that each stream without values has a worker that is to provide them.
+  /// Sees to it that each extent without values has a worker that is to provide them.
   void settle_providers();
   /// A worker came back after a take-over: it may not have heard that it is to provide values.
   void remind(ConnectionId connection);
@@ -39,27 +43,38 @@ class Registry {
     StreamId stream{};
     MemberId member{};
   };
-  Status create_stream(const wire::OpenStream& request, const store::ExtentLayout& layout);
+  [[nodiscard]] store::ExtentEntry& entry_of(ExtentId extent) const noexcept {
+    return context_.control().extents[index(extent)];
+  }
+  [[nodiscard]] const store::StreamEntry& stream_of(ExtentId extent) const noexcept {
+    return context_.control().streams[peek(entry_of(extent).stream)];
+  }
+  /// The extent at a place of a stream, if it has been created.
+  [[nodiscard]] std::optional<ExtentId> extent_of(StreamId stream, StreamExtent place) const;
+  [[nodiscard]] Status check_order(const wire::OpenStream& request, MemberId member) const;
+  /// Creates an extent, and its stream if it is the first one.
+  Status create_extent(const wire::OpenStream& request, const store::ExtentLayout& layout);
   Status check_same(const wire::OpenStream& request, const store::ExtentLayout& layout,
                     Rank rank) const;
-  /// Makes what is missing of the slots and pull buffers of `member` for all extents of `stream`.
+  /// Makes what is missing of the slots and pull buffers of `member` for an extent.
   /// @return the last segment of them.
-  Result<SegmentId> make_segments(StreamId stream, MemberId member);
-  Result<SegmentId> make_pull(StreamId stream, MemberId member);
-  void registered(StreamId stream, MemberId member);
-  /// Answers everybody who registered `stream` and can be answered.
-  void answer(StreamId stream);
+  Result<SegmentId> make_segments(ExtentId extent, MemberId member);
+  Result<SegmentId> make_pull(ExtentId extent, MemberId member);
+  void registered(ExtentId extent, MemberId member);
+  [[nodiscard]] bool has_registered(ExtentId extent, MemberId member) const;
+  /// Answers everybody who registered `extent` and can be answered.
+  void answer(ExtentId extent);
   [[nodiscard]] bool founding_is_complete() const;
   void found();
-  [[nodiscard]] bool is_initialised(StreamId stream) const;
-  [[nodiscard]] std::optional<MemberId> provider(StreamId stream) const;
-  [[nodiscard]] bool choose_provider(StreamId stream);
-  void send_ready(ConnectionId to, StreamId stream, MemberId member);
+  [[nodiscard]] bool is_initialised(ExtentId extent) const;
+  [[nodiscard]] std::optional<MemberId> provider(ExtentId extent) const;
+  [[nodiscard]] bool choose_provider(ExtentId extent);
+  void send_ready(ConnectionId to, ExtentId extent, MemberId member);
 
   Context& context_;
   Roster& roster_;
   /// Registered, not yet answered; in order of arrival.
-  std::map<StreamId, std::vector<Applicant>> applicants_;
+  std::map<ExtentId, std::vector<Applicant>> applicants_;
   std::vector<Closing> closings_;
 };
 

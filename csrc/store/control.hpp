@@ -53,20 +53,19 @@ struct StreamMember {
   Word clock;                ///< gate counter: steps applied; a joiner enters at the minimum
   Word pushes;               ///< steps ever applied for this member's rank
   Word rate;                 ///< pushes a second over its last 16, a double by its bits
+  Word extents;              ///< bit i: it has registered extent i, and may push it
 };
-static_assert(sizeof(StreamMember) == 40);
+static_assert(sizeof(StreamMember) == 48);
 
 struct StreamEntry {
-  HalfWord open;  ///< 1 once the fields below hold; stored last
-  HalfWord mode;  ///< Mode
-  HalfWord pull;  ///< PullMode
-  HalfWord extent_count;
-  Word bound;         ///< staleness bound in steps, or kNoBound
-  Word total_pushes;  ///< steps applied, all members
-  Word barriers;      ///< barriers completed
-  HalfWord provider;  ///< member place + 1 of whose values the stream begins with; 0: none yet
-  HalfWord provider_incarnation;
-  std::atomic<std::uint16_t> extents[kMaxStreamExtents];  ///< ExtentIds
+  HalfWord open;          ///< 1 once the fields below hold; stored last
+  HalfWord mode;          ///< Mode
+  HalfWord pull;          ///< PullMode
+  HalfWord extent_count;  ///< raised when the new extent is whole
+  Word bound;             ///< staleness bound in steps, or kNoBound
+  Word total_pushes;      ///< steps applied, all members
+  Word barriers;          ///< barriers completed
+  std::atomic<std::uint16_t> extents[kMaxStreamExtents];  ///< ExtentIds, append-only
   StreamMember members[kMaxMembers];
 };
 
@@ -75,7 +74,12 @@ struct ExtentEntry {
   HalfWord initialised;  ///< 1 once it holds somebody's values
   HalfWord shard_segment;
   HalfWord stream;
+  HalfWord place;     ///< StreamExtent
+  HalfWord provider;  ///< member place + 1 of whose values it begins with; 0: none yet
+  HalfWord provider_incarnation;
+  HalfWord reserved;
 };
+static_assert(sizeof(ExtentEntry) == 32);
 
 enum class BatchKind : std::uint32_t {
   kAdd = 0,   ///< W -= sum over pushes of scale * delta, one after the other

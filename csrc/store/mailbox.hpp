@@ -22,12 +22,12 @@ struct PushDescriptor {
   Word sequence;
   HalfWord epoch;  ///< of the server it was made under
   HalfWord incarnation;
-  HalfWord layout_version;
-  HalfWord flags;         ///< PushFlags
+  HalfWord flags;  ///< PushFlags
+  HalfWord reserved0;
   Word extents;           ///< bit i: extent i of the stream
   Word lambda;            ///< double; the worker's scale for this push
   Word snapshot_foreign;  ///< foreign steps contained in the snapshot it was computed on
-  Word reserved[2];
+  Word reserved1[2];
 };
 static_assert(sizeof(PushDescriptor) == 64);
 

@@ -17,7 +17,7 @@ enum class SegmentKind : std::uint32_t {
   kMailbox = 3,  ///< words and descriptors of one worker
   kSlots = 4,    ///< push slots of one worker and extent
   kPull = 5,     ///< pull buffers of one worker and extent
-  kBlob = 6,  ///< opaque bytes of a stream: hyper-parameters and optimizer state of the first rank
+  kBlob = 6,     ///< opaque bytes of an extent: hyper-parameters and state of whose values it has
 };
 
 [[nodiscard]] std::string_view to_string(SegmentKind kind) noexcept;
@@ -31,7 +31,7 @@ struct SegmentHeader {
   std::uint64_t size;  ///< bytes
   SegmentId id;
   SegmentKind kind;
-  std::uint32_t owner;      ///< member (mailbox, slots, pull), extent (shard) or stream (blob)
+  std::uint32_t owner;      ///< member (mailbox, slots, pull) or extent (shard, blob)
   std::uint32_t extent;     ///< extent of slots and pull buffers
   Incarnation incarnation;  ///< of the member that owns it
   std::uint16_t reserved0;

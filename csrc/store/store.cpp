@@ -56,26 +56,31 @@ Status Store::adopt(std::vector<SegmentHandle> segments) {
       return {StatusCode::kInternal, "cannot take over: segments of two jobs were handed over"};
     if (Status status = index_segment(segment); !status.ok()) return status;
   }
-  forget_unused_streams();
+  forget_unused_extents();
   return check_complete();
 }
 
-/// An extent is open before anybody holds its shard, and its stream right after it. When the server
-/// dies in between, nobody has relied on them: whoever asked for the stream asks again.
-void Store::forget_unused_streams() {
+/// An extent is open before anybody holds its shard. When the server dies in between, nobody has
+/// registered it: whoever asked for it asks again. Segments are offered in the order in which they
+/// were made, so the extents that are missing are the last ones.
+void Store::forget_unused_extents() {
   for (std::size_t e = kMaxExtents; e-- > 0;) {
     ExtentEntry& extent = control_->extents[e];
     if (extent.open.load(std::memory_order_acquire) == 0 || shards_.contains(e)) continue;
     const std::uint32_t of = extent.stream.load(kRelaxed);
-    if (of >= kMaxStreams) continue;  // check_complete() names the shard
+    const std::uint32_t place = extent.place.load(kRelaxed);
+    if (of >= kMaxStreams || place >= kMaxStreamExtents)
+      continue;  // check_complete() names the shard
     StreamEntry& stream = control_->streams[of];
     const bool used = std::any_of(
-        std::begin(stream.members), std::end(stream.members), [](const StreamMember& member) {
+        std::begin(stream.members), std::end(stream.members), [&](const StreamMember& member) {
           return static_cast<StreamMemberState>(member.state.load(kRelaxed)) !=
-                 StreamMemberState::kAbsent;
+                     StreamMemberState::kAbsent &&
+                 (member.extents.load(kRelaxed) >> place & 1) != 0;
         });
     if (used) continue;
-    put(stream.open, 0);
+    if (place == 0) put(stream.open, 0);
+    put(stream.extent_count, place);
     put(extent.open, 0);
     put(control_->layout_version, static_cast<std::uint32_t>(e));
   }
@@ -145,7 +150,9 @@ Status Store::index_worker_segment(const SegmentHandle& segment) {
     const std::size_t expected =
         slots ? SlotsView::segment_bytes(layout.bitmap_bytes(), layout.value_bytes())
               : PullView::segment_bytes(layout.value_bytes());
-    if (segment.bytes.size() != expected) return missing("a worker's segment");
+    // Left over from an extent of the same number that was forgotten. Sizes are sealed, so a
+    // segment that somebody relies on has the right one; check_complete() misses it else.
+    if (segment.bytes.size() != expected) return {};
     if (slots)
       slots_.insert_or_assign(
           key(member, extent),
@@ -177,8 +184,10 @@ Status Store::check_complete() const {
       if (stream_state == StreamMemberState::kAbsent ||
           raw(dedup.incarnation) != entry.incarnation.load(kRelaxed))
         continue;
+      const std::uint64_t registered = stream.members[m].extents.load(kRelaxed);
       for (std::uint32_t i = 0; i < stream.extent_count.load(kRelaxed); ++i)
-        if (!slots(member, ExtentId{stream.extents[i].load(kRelaxed)}))
+        if ((registered >> i & 1) != 0 &&
+            !slots(member, ExtentId{stream.extents[i].load(kRelaxed)}))
           return missing(formatted("a slots segment of member {}", m));
     }
   }
@@ -249,12 +258,12 @@ Result<SegmentId> Store::create_pull(MemberId member, Incarnation incarnation, E
   return id;
 }
 
-Result<SegmentId> Store::create_blob(StreamId stream, std::span<const std::byte> bytes) {
+Result<SegmentId> Store::create_blob(ExtentId extent, std::span<const std::byte> bytes) {
   auto made =
-      make(SegmentKind::kBlob, kPageBytes + bytes.size(), raw(stream), ExtentId{}, Incarnation{});
+      make(SegmentKind::kBlob, kPageBytes + bytes.size(), raw(extent), extent, Incarnation{});
   if (!made.ok()) return made.status();
   std::copy(bytes.begin(), bytes.end(), made->bytes.begin() + kPageBytes);
-  blobs_[index(stream)] = made->header().id;
+  blobs_[index(extent)] = made->header().id;
   return made->header().id;
 }
 
@@ -294,8 +303,8 @@ SegmentId Store::pull_id(MemberId member, ExtentId extent) const {
   return found == pulls_.end() ? SegmentId{} : found->second.id;
 }
 
-SegmentId Store::blob(StreamId stream) const {
-  const auto found = blobs_.find(index(stream));
+SegmentId Store::blob(ExtentId extent) const {
+  const auto found = blobs_.find(index(extent));
   return found == blobs_.end() ? SegmentId{} : found->second;
 }
 

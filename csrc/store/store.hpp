@@ -48,7 +48,7 @@ class Store {
   Result<SegmentId> create_shard(ExtentId extent, const ExtentLayout& layout);
   Result<SegmentId> create_slots(MemberId member, Incarnation incarnation, ExtentId extent);
   Result<SegmentId> create_pull(MemberId member, Incarnation incarnation, ExtentId extent);
-  Result<SegmentId> create_blob(StreamId stream, std::span<const std::byte> bytes);
+  Result<SegmentId> create_blob(ExtentId extent, std::span<const std::byte> bytes);
   /// Forgets the segments of one worker; returns their ids.
   std::vector<SegmentId> drop_member(MemberId member);
 
@@ -68,8 +68,8 @@ class Store {
   [[nodiscard]] PullView pull(MemberId member, ExtentId extent) const;
   [[nodiscard]] SegmentId slots_id(MemberId member, ExtentId extent) const;
   [[nodiscard]] SegmentId pull_id(MemberId member, ExtentId extent) const;
-  /// Blob of a stream, 0 for none.
-  [[nodiscard]] SegmentId blob(StreamId stream) const;
+  /// Blob of an extent, 0 for none.
+  [[nodiscard]] SegmentId blob(ExtentId extent) const;
 
   /// All segments by ascending id: the order in which they are offered.
   [[nodiscard]] const std::map<SegmentId, SegmentHandle>& segments() const noexcept {
@@ -93,7 +93,7 @@ class Store {
   Status index_segment(const SegmentHandle& segment);
   Status index_shard(const SegmentHandle& segment);
   Status index_worker_segment(const SegmentHandle& segment);
-  void forget_unused_streams();
+  void forget_unused_extents();
   Status check_complete() const;
   [[nodiscard]] static std::uint32_t key(MemberId member, ExtentId extent) noexcept {
     return static_cast<std::uint32_t>(raw(member)) << 16 | raw(extent);

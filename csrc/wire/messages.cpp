@@ -44,12 +44,13 @@ void fields(Io io, M& m) {
   } else if constexpr (std::is_same_v<T, Resume>) {
     io(m.protocol), io(m.job), io(m.member), io(m.incarnation);
   } else if constexpr (std::is_same_v<T, OpenStream>) {
-    io(m.stream), io(m.mode), io(m.pull), io(m.bound);
+    io(m.stream), io(m.extent), io(m.mode), io(m.pull), io(m.bound);
     io(m.layout_bytes), io(m.blob_bytes), io(m.has_blob);
   } else if constexpr (std::is_same_v<T, Welcome>) {
     io(m.job), io(m.member), io(m.incarnation), io(m.epoch);
   } else if constexpr (std::is_same_v<T, StreamReady>) {
-    io(m.stream), io(m.provides), io(m.rejoined), io(m.clock), io(m.barriers), io(m.blob_segment);
+    io(m.stream), io(m.extent), io(m.provides), io(m.rejoined);
+    io(m.clock), io(m.barriers), io(m.blob_segment);
   } else if constexpr (std::is_same_v<T, Refused>) {
     io(m.code), io(m.fatal), io(m.text);
   } else if constexpr (requires { m.segment; }) {
@@ -92,6 +93,7 @@ bool in_range(const Message& message) {
       [](const auto& m) {
         bool ok = true;
         if constexpr (requires { m.stream; }) ok = ok && in_range(m.stream);
+        if constexpr (requires { m.extent; }) ok = ok && index(m.extent) < store::kMaxStreamExtents;
         if constexpr (requires { m.member; }) ok = ok && index(m.member) < store::kMaxMembers;
         if constexpr (requires { m.mode; })
           ok = ok && raw(m.mode) <= raw(store::Mode::kBsp) &&

@@ -15,7 +15,7 @@
 /// and descriptors. Pushes and pulls never pass here.
 namespace psplus::wire {
 
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 
 // Worker to server.
 
@@ -34,9 +34,11 @@ struct Resume {
   MemberId member{};
   Incarnation incarnation{};
 };
-/// Descriptors: [0] a sealed memfd with the layout, [1] one with the blob when `has_blob`.
+/// Registers an extent of a stream, the first of which registers the stream. Descriptors: [0] a
+/// sealed memfd with the layout, [1] one with the blob when `has_blob`.
 struct OpenStream {
   StreamId stream{};
+  StreamExtent extent{};
   store::Mode mode{};
   store::PullMode pull{};
   std::uint64_t bound = store::kNoBound;
@@ -77,10 +79,11 @@ struct Drop {
 /// Every live worker holds what the attached one needs. All segments of the job have been offered
 /// since the Welcome: what the worker holds besides them was left by a server that died, and goes.
 struct Attached {};
-/// The stream is open and the worker counts in it. When `provides`, it must set the initial values.
-/// `blob_segment` is 0 for none.
+/// The extent is open and the worker may push it. When `provides`, it must set the initial values;
+/// when `rejoined`, there are values. `blob_segment` is 0 for none.
 struct StreamReady {
   StreamId stream{};
+  StreamExtent extent{};
   bool provides = false;
   bool rejoined = false;
   Step clock{};

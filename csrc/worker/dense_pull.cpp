@@ -80,14 +80,14 @@ Status DenseStream::wait_applied() {
 }
 
 Status DenseStream::request_cut() {
-  if (!pulls_) {
+  const auto has_pulls = [&](ExtentPart& part) { return part.find_pulls(*session_); };
+  if (!std::all_of(parts_.begin(), parts_.end(), has_pulls)) {
     const auto answer = session_->ask(
         wire::NeedPull{options_.stream}, {},
         [&, since = Clock::now()] { return session_->check_server(since, options_.timeout); });
     if (!answer.ok()) return answer.status();
-    pull_segment_ = session_->segment(store::SegmentKind::kPull, extent_);
-    if (pull_segment_ == nullptr) return {StatusCode::kInternal, "the server made no pull buffers"};
-    pulls_ = store::PullView{pull_segment_->bytes(), layout_.value_bytes()};
+    if (!std::all_of(parts_.begin(), parts_.end(), has_pulls))
+      return {StatusCode::kInternal, "the server made no pull buffers"};
   }
   if (Status status = wait_applied(); !status.ok()) return status;
   // The other buffer may hold the snapshot of the step at hand, or the reply to the last push.
@@ -103,23 +103,24 @@ Status DenseStream::request_cut() {
   return status;
 }
 
-void DenseStream::copy_out(const std::byte* values, ChunkIndex chunk, std::span<void* const> params,
-                           double local_scale) const {
-  const std::uint64_t begin = index(chunk) * layout_.chunk_bytes();
-  const std::uint64_t end = begin + layout_.chunk_bytes();
-  const auto [first, last] = layout_.params_of_chunk(chunk);
-  const std::byte* const slot = slots_.values(queue_.next()).data();
+void DenseStream::copy_out(const ExtentPart& part, const std::byte* values, ChunkIndex chunk,
+                           std::span<void* const> own_params, double local_scale) const {
+  const store::ExtentLayout& layout = part.layout();
+  const std::uint64_t begin = index(chunk) * layout.chunk_bytes();
+  const std::uint64_t end = begin + layout.chunk_bytes();
+  const auto [first, last] = layout.params_of_chunk(chunk);
+  const std::byte* const slot = part.slots().values(queue_.next()).data();
   for (std::uint32_t k = first; k < last; ++k) {
-    const std::uint32_t i = layout_.order()[k];
-    const store::ParamPlace& place = layout_.places()[i];
+    const std::uint32_t i = layout.order()[k];
+    const store::ParamPlace& place = layout.places()[i];
     const std::uint64_t from = std::max(begin, place.byte_offset);
     const std::uint64_t to = std::min(end, place.byte_end());
-    const DType dtype = layout_.params()[i].dtype;
+    const DType dtype = layout.params()[i].dtype;
     const std::size_t scalar_bytes = storage_bytes(place.storage);
     const std::size_t own_bytes = element_bytes(dtype) / scalars_per_element(dtype);
-    auto* const x =
-        static_cast<std::byte*>(params[i]) + (from - place.byte_offset) / scalar_bytes * own_bytes;
-    const bool with_delta = local_scale != 0.0 && carried_[i] != 0;
+    auto* const x = static_cast<std::byte*>(own_params[i]) +
+                    (from - place.byte_offset) / scalar_bytes * own_bytes;
+    const bool with_delta = local_scale != 0.0 && carried_[part.first_param() + i] != 0;
     with_storage(place.storage, [&]<class S>(S) {
       kernels::best().of<S>().pull(dtype, reinterpret_cast<const S*>(values + (from - begin)),
                                    with_delta ? reinterpret_cast<const S*>(slot + from) : nullptr,
@@ -128,22 +129,22 @@ void DenseStream::copy_out(const std::byte* values, ChunkIndex chunk, std::span<
   }
 }
 
-void DenseStream::copy_cut_out(std::span<void* const> params, double local_scale) const {
-  const std::size_t chunk_bytes = layout_.chunk_bytes();
-  for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c)
-    copy_out(pulls_.values(*cut_).data() + c * chunk_bytes, ChunkIndex{c}, params, local_scale);
-}
-
-Status DenseStream::pull(std::span<void* const> params, double local_scale) {
-  carried_.resize(layout_.params().size(), 0);
-  for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c) {
+Status DenseStream::pull_part(const ExtentPart& part, std::span<void* const> own_params,
+                              double local_scale) {
+  for (std::uint32_t c = 0; c < part.layout().chunk_count(); ++c) {
     const ChunkIndex chunk{c};
-    const Status status = use_chunk(chunk, [&](const std::byte* values, bool /*again*/) {
-      copy_out(values, chunk, params, local_scale);
+    const Status status = use_chunk(part, chunk, [&](const std::byte* values, bool /*again*/) {
+      copy_out(part, values, chunk, own_params, local_scale);
     });
     if (!status.ok()) return status;
   }
-  counters_.bytes_pulled += layout_.value_bytes();
+  counters_.bytes_pulled += part.layout().value_bytes();
+  return {};
+}
+
+Status DenseStream::pull(std::span<void* const> params, double local_scale) {
+  for (const ExtentPart& part : parts_)
+    if (Status status = pull_part(part, part.own(params), local_scale); !status.ok()) return status;
   return {};
 }
 
@@ -157,8 +158,13 @@ Status DenseStream::refresh() {
 Status DenseStream::pull_cut(std::span<void* const> params) {
   const auto snapshot_buffer = cut_;
   if (Status status = request_cut(); !status.ok()) return status;
-  copy_cut_out(params, 0.0);
-  counters_.bytes_pulled += layout_.value_bytes();
+  for (const ExtentPart& part : parts_) {
+    const std::byte* const values = part.pulls().values(*cut_).data();
+    for (std::uint32_t c = 0; c < part.layout().chunk_count(); ++c)
+      copy_out(part, values + c * part.layout().chunk_bytes(), ChunkIndex{c}, part.own(params),
+               0.0);
+  }
+  counters_.bytes_pulled += value_bytes_;
   // An evaluation is no snapshot: the next step goes on from what it had.
   cut_ = options_.pull == store::PullMode::kBuffered ? snapshot_buffer : std::nullopt;
   return {};

@@ -1,13 +1,8 @@
 #include "worker/dense_stream.hpp"
 
 #include <algorithm>
-#include <cstring>
 
-#include "base/format.hpp"
-#include "base/futex.hpp"
-#include "kernels/kernels.hpp"
 #include "server/gate.hpp"
-#include "worker/stream_start.hpp"
 
 namespace psplus::worker {
 namespace {
@@ -16,127 +11,46 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 
 }  // namespace
 
-DenseStream::DenseStream(std::shared_ptr<Session> session, StreamOptions options,
-                         store::ExtentLayout layout)
-    : session_(std::move(session)), options_(options), layout_(std::move(layout)) {}
-
-Result<std::unique_ptr<DenseStream>> DenseStream::open(std::shared_ptr<Session> session,
-                                                       StreamOptions options,
-                                                       store::ExtentLayout layout,
-                                                       std::span<const std::byte> blob) {
-  const auto ready = register_stream(*session, options, layout, blob);
-  if (!ready.ok()) return ready.status();
-  std::unique_ptr<DenseStream> stream{
-      new DenseStream(std::move(session), options, std::move(layout))};
-  stream->rejoined_ = ready->rejoined;
-  stream->base_clock_ = raw(ready->clock);
-  stream->barriers_ = ready->barriers;
-  if (ready->blob_segment != SegmentId{})
-    stream->blob_segment_ = stream->session_->segment(ready->blob_segment);
-  if (Status status = stream->attach_views(); !status.ok()) return status;
-  return stream;
-}
-
-Status DenseStream::attach_views() {
-  extent_ = ExtentId{entry().extents[0].load(kRelaxed)};
-  shard_segment_ = session_->segment(
-      SegmentId{session_->control().extents[index(extent_)].shard_segment.load(kRelaxed)});
-  slots_segment_ = session_->segment(store::SegmentKind::kSlots, extent_);
-  pull_segment_ = session_->segment(store::SegmentKind::kPull, extent_);
-  if (shard_segment_ == nullptr || slots_segment_ == nullptr)
-    return {StatusCode::kInternal, "the server opened a stream without its segments"};
-  shard_ = store::ShardView{shard_segment_->bytes()};
-  slots_ = store::SlotsView{slots_segment_->bytes(), layout_.bitmap_bytes(), layout_.value_bytes()};
-  if (pull_segment_ != nullptr)
-    pulls_ = store::PullView{pull_segment_->bytes(), layout_.value_bytes()};
-  if (Status status = shard_.check(); !status.ok()) return status;
-  if (shard_.header().chunk_count != layout_.chunk_count())
-    return {StatusCode::kInternal, "the shard's size is not that of the layout"};
-  queue_ = PushQueue{mail(), session_->incarnation()};
-  seen_ = load_step_vector(session_->control(), options_.stream);
-  return {};
-}
-
-std::span<const std::byte> DenseStream::blob() const noexcept {
-  if (blob_segment_ == nullptr) return {};
-  return blob_segment_->bytes().subspan(store::kPageBytes);
-}
-
-Status DenseStream::publish_values(std::span<const void* const> params) {
-  if (Status status = wait_for_slot(); !status.ok()) return status;
-  widen_into(params, slots_.values(queue_.next()), false);
-  if (Status status = publish_flags(store::kPushSet | store::kPushAllParams, 1.0); !status.ok())
-    return status;
-  counters_.bytes_pushed += layout_.value_bytes();
-  return wait_applied();
-}
-
-Result<bool> DenseStream::wait_initialised() {
-  const auto initialised = [&] {
-    return session_->control().extents[index(extent_)].initialised.load(
-               std::memory_order_acquire) == 1;
-  };
-  const Status status =
-      wait("the first worker's values", [&] { return initialised() || provides(); });
-  if (!status.ok()) return status;
-  return initialised();
-}
-
 void DenseStream::snapshot(std::span<const void* const> params) {
-  before_.resize(layout_.value_bytes());
-  widen_into(params, before_, false);
-}
-
-std::int64_t DenseStream::widen_into(std::span<const void* const> params,
-                                     std::span<std::byte> values, bool streams) const {
-  std::int64_t bad = -1;
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const store::ParamPlace& place = layout_.places()[i];
-    with_storage(place.storage, [&]<class S>(S) {
-      const bool finite = kernels::best().of<S>().widen(
-          layout_.params()[i].dtype, params[i],
-          reinterpret_cast<S*>(values.data() + place.byte_offset), place.scalar_count, streams);
-      if (!finite && bad < 0) bad = static_cast<std::int64_t>(i);
-    });
-  }
-  return bad;
+  for (ExtentPart& part : parts_) part.snapshot(part.own(params));
 }
 
 Result<std::int64_t> DenseStream::write_delta(std::span<const void* const> params,
                                               std::span<const std::uint8_t> carried) {
   if (Status status = wait_for_slot(); !status.ok()) return status;
-  const auto values = slots_.values(queue_.next());
   carried_.assign(carried.begin(), carried.end());
   mark_carried();
-  std::int64_t bad = -1;
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    if (carried_[i] == 0) continue;
-    const store::ParamPlace& place = layout_.places()[i];
-    with_storage(place.storage, [&]<class S>(S) {
-      const bool finite = kernels::best().of<S>().delta(
-          layout_.params()[i].dtype, reinterpret_cast<const S*>(before_.data() + place.byte_offset),
-          params[i], reinterpret_cast<S*>(values.data() + place.byte_offset), place.scalar_count);
-      if (!finite && bad < 0) bad = static_cast<std::int64_t>(i);
-    });
+  std::int64_t first = -1;
+  for (const ExtentPart& part : parts_) {
+    const std::int64_t bad =
+        part.write_delta(part.own(params), part.own(carried), part.slots().values(queue_.next()));
+    if (first < 0) first = bad;
   }
-  return bad;
+  return first;
 }
 
 void DenseStream::mark_carried() {
-  const auto bitmap = slots_.bitmap(queue_.next());
-  std::fill(bitmap.begin(), bitmap.end(), 0);
-  for (std::size_t i = 0; i < carried_.size(); ++i) {
-    if (carried_[i] == 0) continue;
-    bitmap[i / 64] |= std::uint64_t{1} << (i % 64);
-    const store::ParamPlace& place = layout_.places()[i];
-    counters_.bytes_pushed += place.scalar_count * storage_bytes(place.storage);
+  const std::span<const std::uint8_t> carried{carried_};
+  prepared_extents_ = 0;
+  bool all = true;
+  for (const ExtentPart& part : parts_) {
+    const auto own = part.own(carried);
+    if (std::all_of(own.begin(), own.end(), [](auto c) { return c == 0; })) continue;
+    prepared_extents_ |= part.bit();
+    const auto bitmap = part.slots().bitmap(queue_.next());
+    std::fill(bitmap.begin(), bitmap.end(), 0);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      all = all && own[i] != 0;
+      if (own[i] == 0) continue;
+      bitmap[i / 64] |= std::uint64_t{1} << (i % 64);
+      const store::ParamPlace& place = part.layout().places()[i];
+      counters_.bytes_pushed += place.scalar_count * storage_bytes(place.storage);
+    }
   }
-  const bool all = std::all_of(carried_.begin(), carried_.end(), [](auto c) { return c != 0; });
-  const bool none = std::all_of(carried_.begin(), carried_.end(), [](auto c) { return c == 0; });
-  // The padding between parameters takes part when the whole extent is applied at once: slots come
+  // The padding between parameters takes part when a whole extent is applied at once: slots come
   // zeroed and nobody writes it, so it changes nothing.
   prepared_flags_ = 0;
-  if (none)
+  if (prepared_extents_ == 0)
     prepared_flags_ = store::kPushEmpty;
   else if (all)
     prepared_flags_ = store::kPushAllParams;
@@ -144,13 +58,14 @@ void DenseStream::mark_carried() {
 
 Status DenseStream::write_nothing() {
   if (Status status = wait_for_slot(); !status.ok()) return status;
-  carried_.assign(layout_.params().size(), 0);
-  prepared_flags_ = store::kPushEmpty;
+  carried_.assign(params_.size(), 0);
+  mark_carried();
   return {};
 }
 
 Status DenseStream::publish(double lambda) {
-  if (Status status = publish_flags(prepared_flags_, lambda); !status.ok()) return status;
+  if (Status status = publish_push(prepared_flags_, prepared_extents_, lambda); !status.ok())
+    return status;
   ++steps_;
   return {};
 }
@@ -158,26 +73,30 @@ Status DenseStream::publish(double lambda) {
 Result<std::int64_t> DenseStream::push_sum(std::span<const void* const> values, double scale,
                                            bool must_be_finite) {
   if (Status status = wait_for_slot(); !status.ok()) return status;
-  const bool streams = layout_.value_bytes() >= kStreamingBytes;
-  const std::int64_t bad = widen_into(values, slots_.values(queue_.next()), streams);
+  std::int64_t bad = -1;
+  for (const ExtentPart& part : parts_) {
+    const std::int64_t found = part.widen_into(part.own(values), part.slots().values(queue_.next()),
+                                               value_bytes_ >= kStreamingBytes);
+    if (bad < 0) bad = found;
+  }
   if (bad >= 0 && must_be_finite) return bad;
   carried_.assign(values.size(), 1);
   mark_carried();
   begin_step();
   // Servers subtract.
-  if (Status status = publish_flags(prepared_flags_ | store::kPushUndivided, -scale); !status.ok())
+  if (Status status =
+          publish_push(prepared_flags_ | store::kPushUndivided, prepared_extents_, -scale);
+      !status.ok())
     return status;
   ++steps_;
   return bad;
 }
 
-Status DenseStream::publish_flags(std::uint32_t flags, double lambda) {
-  const store::ControlBlock& control = session_->control();
+Status DenseStream::publish_push(std::uint32_t flags, std::uint64_t extents, double lambda) {
   const PushInfo info{.flags = flags,
-                      .extents = (flags & store::kPushEmpty) != 0 ? 0u : 1u,
+                      .extents = extents,
                       .lambda = lambda,
                       .snapshot_foreign = computed_on_,
-                      .layout_version = control.layout_version.load(std::memory_order_acquire),
                       .epoch = session_->epoch()};
   if (Status status = queue_.publish(info); !status.ok()) {
     const Status failed = session_->failure();
@@ -201,7 +120,7 @@ Status DenseStream::wait_round(std::uint64_t lag) {
 Status DenseStream::observe() {
   if (options_.pull == store::PullMode::kBuffered && !cut_)
     if (Status status = request_cut(); !status.ok()) return status;
-  StepVector now = cut_ ? load_step_vector(pulls_.header().cuts[*cut_])
+  StepVector now = cut_ ? load_step_vector(parts_.front().pulls().header().cuts[*cut_])
                         : load_step_vector(session_->control(), options_.stream);
   const MemberId self = session_->member();
   const std::uint64_t before = seen_.foreign(self);

@@ -12,7 +12,7 @@
 #include "kernels/step.hpp"
 #include "store/layout.hpp"
 #include "store/mailbox.hpp"
-#include "store/shard.hpp"
+#include "worker/extent_part.hpp"
 #include "worker/push_queue.hpp"
 #include "worker/session.hpp"
 #include "worker/step_vector.hpp"
@@ -56,8 +56,11 @@ struct Observation {
 /// optimizer there is steps on them, and write_delta() makes the difference the push. By the fused
 /// path, fused_step() does all of it in one pass, and the pull too.
 ///
+/// A stream begins with one extent; add_extent() appends others. A push is one step over all of
+/// them: it names those of which it carries anything. A snapshot is one over all of them too.
+///
 /// Parameters are passed as pointers to contiguous elements of the declared dtype, in the order of
-/// the layout. Calls that wait follow the session's time-out rules.
+/// params(). Calls that wait follow the session's time-out rules.
 /// Thread safety: none; one thread steps.
 class DenseStream {
  public:
@@ -68,14 +71,25 @@ class DenseStream {
                                                    store::ExtentLayout layout,
                                                    std::span<const std::byte> blob);
 
-  [[nodiscard]] bool provides() const { return session_->provides(options_.stream); }
+  /// Whether the last extent began with this worker's values.
+  [[nodiscard]] bool provides() const {
+    return session_->provides(options_.stream, parts_.back().place());
+  }
+  /// Whether the stream held values when this worker opened it.
   [[nodiscard]] bool rejoined() const noexcept { return rejoined_; }
-  /// Blob of the worker whose values count, empty if there is none.
-  [[nodiscard]] std::span<const std::byte> blob() const noexcept;
+  /// Blob of the worker whose values the last extent began with, empty if there is none.
+  [[nodiscard]] std::span<const std::byte> blob() const noexcept { return parts_.back().blob(); }
+
+  /// Appends the parameters `params`. Their values are `own`, if this worker is the first to come,
+  /// else those that the servers hold; they are in `values` then. Not before or after other
+  /// workers, and waits for none but the first. When it fails the stream is as it was, and the call
+  /// may be repeated. Errors: as open(); throws what ExtentLayout throws.
+  Status add_extent(std::vector<store::ParamSpec> params, std::span<const std::byte> blob,
+                    std::span<const void* const> own, std::span<void* const> values);
 
   Status publish_values(std::span<const void* const> params);
-  /// @return true when the servers hold somebody's values; false when this worker is the one that
-  /// must publish_values() now (also because the one before it died).
+  /// Of the first extent: @return true when the servers hold somebody's values; false when this
+  /// worker is the one that must publish_values() now (also because the one before it died).
   Result<bool> wait_initialised();
   /// The step's gradients were computed on the last snapshot taken.
   void begin_step() noexcept { computed_on_ = seen_.foreign(session_->member()); }
@@ -112,7 +126,7 @@ class DenseStream {
   Status close(nanoseconds timeout);
 
   [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
-  [[nodiscard]] const store::ExtentLayout& layout() const noexcept { return layout_; }
+  [[nodiscard]] std::span<const store::ParamSpec> params() const noexcept { return params_; }
   [[nodiscard]] Session& session() noexcept { return *session_; }
 
   struct Counters {
@@ -130,8 +144,9 @@ class DenseStream {
   [[nodiscard]] std::vector<std::uint64_t> step_vector() const;
 
  private:
-  DenseStream(std::shared_ptr<Session> session, StreamOptions options, store::ExtentLayout layout);
-  Status attach_views();
+  DenseStream(std::shared_ptr<Session> session, StreamOptions options);
+  void append(ExtentPart part);
+  Result<bool> wait_initialised(const ExtentPart& part);
   enum class Gate : std::uint8_t { kStep, kBarrier };
   /// Waits until `ready()`; `what` completes "waited for" in the message. `gate`: where others may
   /// be behind.
@@ -141,20 +156,18 @@ class DenseStream {
   [[nodiscard]] std::string missing_workers(TimePoint since, Gate gate, bool& all_alive) const;
   Status wait_applied();
   Status request_cut();
-  Status publish_flags(std::uint32_t flags, double lambda);
-  /// Bitmap and flags of the push in the next slot, of what carried_ says.
+  Status publish_set(std::uint64_t extents, std::uint64_t bytes);
+  Status publish_push(std::uint32_t flags, std::uint64_t extents, double lambda);
+  /// Bitmaps, flags and extents of the push in the next slot, of what carried_ says.
   void mark_carried();
   /// Calls `use(values, again)` with chunk `chunk` of the snapshot at hand, see read_in_place().
   template <class Use>
-  Status use_chunk(ChunkIndex chunk, Use use);
-  void copy_out(const std::byte* values, ChunkIndex chunk, std::span<void* const> params,
-                double local_scale) const;
-  /// All chunks of the cut at hand.
-  void copy_cut_out(std::span<void* const> params, double local_scale) const;
-  /// Parameters, as storage scalars, at their places in `values`; with `streams` past the caches.
-  /// @return index of the first that is not finite, -1 if there is none.
-  std::int64_t widen_into(std::span<const void* const> params, std::span<std::byte> values,
-                          bool streams) const;
+  Status use_chunk(const ExtentPart& part, ChunkIndex chunk, Use use);
+  Status pull_part(const ExtentPart& part, std::span<void* const> own_params, double local_scale);
+  Result<std::int64_t> step_part(const ExtentPart& part, std::span<const FusedParam> own_params,
+                                 std::optional<double> local_scale);
+  void copy_out(const ExtentPart& part, const std::byte* values, ChunkIndex chunk,
+                std::span<void* const> own_params, double local_scale) const;
   [[nodiscard]] store::MailStream& mail() const noexcept {
     return session_->mailbox().streams[index(options_.stream)];
   }
@@ -165,16 +178,9 @@ class DenseStream {
 
   const std::shared_ptr<Session> session_;
   const StreamOptions options_;
-  const store::ExtentLayout layout_;
-  ExtentId extent_{};
-
-  std::shared_ptr<Segment> shard_segment_;
-  std::shared_ptr<Segment> slots_segment_;
-  std::shared_ptr<Segment> pull_segment_;
-  std::shared_ptr<Segment> blob_segment_;
-  store::ShardView shard_;
-  store::SlotsView slots_;
-  store::PullView pulls_;
+  std::vector<ExtentPart> parts_;         ///< by StreamExtent; one at least
+  std::vector<store::ParamSpec> params_;  ///< of all parts, one after another
+  std::uint64_t value_bytes_ = 0;         ///< of all parts
   PushQueue queue_;
 
   bool rejoined_ = false;
@@ -187,11 +193,11 @@ class DenseStream {
   std::optional<std::uint32_t> cut_;  ///< pull buffer that holds the snapshot at hand (buffered)
   std::optional<std::uint64_t> refreshed_at_;  ///< steps_ when that snapshot came from refresh()
 
-  std::vector<std::byte> copy_;       ///< of a chunk, where reading in place is not possible
-  std::vector<std::byte> before_;     ///< parameters before the step, in the extent's addressing
-  std::uint32_t prepared_flags_ = 0;  ///< of the push in the next slot
-  std::vector<std::uint8_t> carried_;
-  StepVector seen_;  ///< vector of the last snapshot
+  std::vector<std::byte> copy_;         ///< of a chunk, where reading in place is not possible
+  std::uint32_t prepared_flags_ = 0;    ///< of the push in the next slot
+  std::uint64_t prepared_extents_ = 0;  ///< likewise
+  std::vector<std::uint8_t> carried_;   ///< by parameter of the stream
+  StepVector seen_;                     ///< vector of the last snapshot
   std::uint64_t observed_ = 0;
   std::uint64_t computed_on_ = 0;  ///< foreign pushes in the snapshot that the push was computed on
   Counters counters_;

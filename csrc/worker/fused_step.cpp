@@ -62,37 +62,51 @@ Result<std::int64_t> DenseStream::fused_step(std::span<const FusedParam> params,
   carried_.resize(params.size());
   for (std::size_t i = 0; i < params.size(); ++i) carried_[i] = params[i].gradient != nullptr;
   mark_carried();
-  std::byte* const slot = slots_.values(queue_.next()).data();
+  std::int64_t first = -1;
+  for (const ExtentPart& part : parts_) {
+    const auto bad = step_part(part, part.own(params), local_scale);
+    if (!bad.ok()) return bad;
+    if (first < 0) first = *bad;
+  }
+  if (local_scale) counters_.bytes_pulled += value_bytes_;
+  return first;
+}
+
+Result<std::int64_t> DenseStream::step_part(const ExtentPart& part,
+                                            std::span<const FusedParam> own_params,
+                                            std::optional<double> local_scale) {
+  const store::ExtentLayout& layout = part.layout();
+  std::byte* const slot = part.slots().values(queue_.next()).data();
   std::int64_t bad = -1;
-  const bool streams = layout_.value_bytes() >= kStreamingBytes;
-  for (std::uint32_t c = 0; c < layout_.chunk_count(); ++c) {
+  const bool streams = value_bytes_ >= kStreamingBytes;
+  for (std::uint32_t c = 0; c < layout.chunk_count(); ++c) {
     const ChunkIndex chunk{c};
-    const std::uint64_t begin = c * layout_.chunk_bytes();
+    const std::uint64_t begin = c * layout.chunk_bytes();
     const auto step_chunk = [&](const std::byte* values, bool again) {
-      const auto [first, last] = layout_.params_of_chunk(chunk);
+      const auto [first, last] = layout.params_of_chunk(chunk);
       for (std::uint32_t k = first; k < last; ++k) {
-        const std::uint32_t i = layout_.order()[k];
-        const store::ParamPlace& place = layout_.places()[i];
-        const DType dtype = layout_.params()[i].dtype;
-        const Piece piece{place, dtype, begin, begin + layout_.chunk_bytes()};
+        const std::uint32_t i = layout.order()[k];
+        const store::ParamPlace& place = layout.places()[i];
+        const DType dtype = layout.params()[i].dtype;
+        const Piece piece{place, dtype, begin, begin + layout.chunk_bytes()};
         with_storage(place.storage, [&]<class S>(S) {
           const S* const w = values == nullptr
                                  ? nullptr
                                  : reinterpret_cast<const S*>(values + (piece.from - begin));
           const bool finite =
-              step_piece(params[i], dtype, piece, reinterpret_cast<S*>(slot + piece.from), w,
+              step_piece(own_params[i], dtype, piece, reinterpret_cast<S*>(slot + piece.from), w,
                          local_scale.value_or(0.0), again, streams);
-          if (!finite && (bad < 0 || i < static_cast<std::uint32_t>(bad))) bad = i;
+          const auto at = static_cast<std::int64_t>(part.first_param() + i);
+          if (!finite && (bad < 0 || at < bad)) bad = at;
         });
       }
     };
     if (!local_scale) {
       step_chunk(nullptr, false);
-    } else if (Status status = use_chunk(chunk, step_chunk); !status.ok()) {
+    } else if (Status status = use_chunk(part, chunk, step_chunk); !status.ok()) {
       return status;
     }
   }
-  if (local_scale) counters_.bytes_pulled += layout_.value_bytes();
   return bad;
 }
 

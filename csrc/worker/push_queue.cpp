@@ -8,7 +8,6 @@ Status PushQueue::publish(const PushInfo& info) {
   d.sequence.store(raw(next_), kRelaxed);
   d.epoch.store(raw(info.epoch), kRelaxed);
   d.incarnation.store(raw(incarnation_), kRelaxed);
-  d.layout_version.store(info.layout_version, kRelaxed);
   d.flags.store(info.flags, kRelaxed);
   d.extents.store(info.extents, kRelaxed);
   d.lambda.store(store::to_word(info.lambda), kRelaxed);

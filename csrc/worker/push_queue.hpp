@@ -14,7 +14,6 @@ struct PushInfo {
   std::uint64_t extents = 0;  ///< bit i: extent i of the stream
   double lambda = 1.0;
   std::uint64_t snapshot_foreign = 0;  ///< foreign steps in the snapshot it was computed on
-  std::uint32_t layout_version = 0;
   Epoch epoch{};
 };
 

@@ -25,7 +25,7 @@ bool answers(const wire::ToServer& request, const wire::ToWorker& message) {
   if (std::holds_alternative<wire::Refused>(message)) return true;
   if (const auto* const open = std::get_if<wire::OpenStream>(&request)) {
     const auto* const ready = std::get_if<wire::StreamReady>(&message);
-    return ready != nullptr && ready->stream == open->stream;
+    return ready != nullptr && ready->stream == open->stream && ready->extent == open->extent;
   }
   if (const auto* const need = std::get_if<wire::NeedPull>(&request)) {
     const auto* const ready = std::get_if<wire::PullReady>(&message);
@@ -86,9 +86,9 @@ Result<wire::ToWorker> Session::ask(const wire::ToServer& request, const std::ve
   std::unique_lock lock(mutex_);
   std::uint32_t asked_in = 0;  // life_ counts from 1
   answer_.reset();
-  // Also a stream that has been opened before, by a caller that then failed, gets an answer.
+  // Also an extent that has been opened before, by a caller that then failed, gets an answer.
   if (const auto* const open = std::get_if<wire::OpenStream>(&request))
-    ready_streams_ &= ~(std::uint64_t{1} << raw(open->stream));
+    ready_[index(open->stream)] &= ~(std::uint64_t{1} << raw(open->extent));
   for (;;) {
     if (!failure_.ok()) return failure_;
     if (answer_ && !answers(request, *answer_)) answer_.reset();
@@ -174,9 +174,9 @@ std::shared_ptr<Segment> Session::segment(SegmentId id) const {
   return held_.find(id);
 }
 
-bool Session::provides(StreamId stream) const {
+bool Session::provides(StreamId stream, StreamExtent extent) const {
   const std::scoped_lock lock(mutex_);
-  return (provided_streams_ >> raw(stream) & 1) != 0;
+  return (provided_[index(stream)] >> raw(extent) & 1) != 0;
 }
 
 void Session::fail(Status status) {

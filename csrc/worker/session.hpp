@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
@@ -74,8 +75,8 @@ class Session {
   [[nodiscard]] std::uint32_t server_restarts() const noexcept {
     return restarts_.load(std::memory_order_relaxed);
   }
-  /// Whether the server has made this worker the one whose values `stream` begins with.
-  [[nodiscard]] bool provides(StreamId stream) const;
+  /// Whether the server has made this worker the one whose values an extent begins with.
+  [[nodiscard]] bool provides(StreamId stream, StreamExtent extent) const;
 
  private:
   explicit Session(SessionOptions options);
@@ -118,8 +119,9 @@ class Session {
   bool detached_ = false;
   std::uint32_t life_ = 0;  ///< counts attachments
   std::optional<wire::ToWorker> answer_;
-  std::uint64_t provided_streams_ = 0;  ///< bit s: our values are the first of stream s
-  std::uint64_t ready_streams_ = 0;     ///< bit s: stream s has been answered
+  using ExtentBits = std::array<std::uint64_t, store::kMaxStreams>;
+  ExtentBits provided_{};  ///< bit e of stream s: our values are the first of its extent e
+  ExtentBits ready_{};     ///< likewise: its registration has been answered
 
   UniqueFd nudge_;                        ///< wakes the thread to stop
   std::unique_ptr<std::jthread> thread_;  ///< last: joins before the state it uses goes

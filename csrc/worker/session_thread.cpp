@@ -180,9 +180,10 @@ Status Session::take(UnixMessage message) {
   if (const auto* const m = std::get_if<wire::Refused>(&*decoded); m != nullptr && m->fatal)
     return {m->code == StatusCode::kPeerLost ? StatusCode::kInternal : m->code, m->text};
   if (const auto* const m = std::get_if<wire::StreamReady>(&*decoded)) {
-    const std::uint64_t bit = std::uint64_t{1} << raw(m->stream);
-    if (m->provides) provided_streams_ |= bit;
-    if ((std::exchange(ready_streams_, ready_streams_ | bit) & bit) != 0) {
+    const std::uint64_t bit = std::uint64_t{1} << raw(m->extent);
+    if (m->provides) provided_[index(m->stream)] |= bit;
+    std::uint64_t& ready = ready_[index(m->stream)];
+    if ((std::exchange(ready, ready | bit) & bit) != 0) {
       // No answer: whoever was to provide the values has died, and it is our turn.
       wake_waiters();
       return {};

@@ -13,6 +13,8 @@ namespace psplus::worker {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+/// Of a session, whose heart beats twice a second.
+constexpr nanoseconds kSilent = milliseconds{1500};
 
 Result<Segment> segment_with(std::string_view label, std::span<const std::byte> bytes) {
   // At least one byte: an empty memfd cannot be mapped.
@@ -47,10 +49,34 @@ Roll call_roll(const store::ControlBlock& control, StreamId stream) {
   return roll;
 }
 
+/// An added extent waits for nobody but the sessions that take its descriptors, computing or not.
+Status wait_for_sessions(const Session& session, const StreamOptions& options, TimePoint began) {
+  const auto waited = Clock::now() - began;
+  if (waited < options.timeout) return {};
+  const store::ControlBlock& control = session.control();
+  std::vector<std::uint32_t> silent;
+  for (std::size_t m = 0; m < store::kMaxMembers; ++m) {
+    const store::MemberEntry& member = control.members[m];
+    const TimePoint sign = from_nanoseconds(member.last_sign_of_life.load(kRelaxed));
+    if (static_cast<store::MemberState>(member.state.load(std::memory_order_acquire)) ==
+            store::MemberState::kLive &&
+        Clock::now() - sign > kSilent)
+      silent.push_back(member.rank.load(kRelaxed));
+  }
+  return {StatusCode::kTimeout,
+          formatted("rank {} waited {:.1f} s for a parameter group to be added: every worker that "
+                    "is attached must take its memory first{}. Let a stopped process go on, or end "
+                    "it",
+                    raw(session.options().rank), to_seconds(waited),
+                    silent.empty()
+                        ? ""
+                        : formatted("; rank {} gives no sign of life", joined(silent, ", ")))};
+}
+
 }  // namespace
 
-Result<wire::StreamReady> register_stream(Session& session, const StreamOptions& options,
-                                          const store::ExtentLayout& layout,
+Result<wire::StreamReady> register_extent(Session& session, const StreamOptions& options,
+                                          StreamExtent extent, const store::ExtentLayout& layout,
                                           std::span<const std::byte> blob) {
   const auto layout_bytes = layout.serialize();
   const auto layout_segment = segment_with("psplus-layout", layout_bytes);
@@ -67,6 +93,7 @@ Result<wire::StreamReady> register_stream(Session& session, const StreamOptions&
   std::size_t arrived = 0;
   const auto still_hopeful = [&]() -> Status {
     if (Status status = session.check_server(began, options.timeout); !status.ok()) return status;
+    if (extent != StreamExtent{}) return wait_for_sessions(session, options, began);
     const Roll roll = call_roll(session.control(), options.stream);
     if (roll.attached.size() + roll.registered.size() > arrived) {
       arrived = roll.attached.size() + roll.registered.size();
@@ -95,6 +122,7 @@ Result<wire::StreamReady> register_stream(Session& session, const StreamOptions&
                       missing.size() == 1 ? "is" : "are", to_seconds(silent), fix)};
   };
   auto answer = session.ask(wire::OpenStream{.stream = options.stream,
+                                             .extent = extent,
                                              .mode = options.mode,
                                              .pull = options.pull,
                                              .bound = options.bound,

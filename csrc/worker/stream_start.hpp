@@ -10,10 +10,11 @@
 
 namespace psplus::worker {
 
-/// Registers a stream with the server and waits until this worker counts in it. The first stream of
-/// a job waits for WORLD_SIZE workers: kTimeout says how many came and which are missing.
-Result<wire::StreamReady> register_stream(Session& session, const StreamOptions& options,
-                                          const store::ExtentLayout& layout,
+/// Registers an extent with the server, and the stream with its first one, and waits until this
+/// worker counts in it. The first stream of a job waits for WORLD_SIZE workers: kTimeout says how
+/// many came and which are missing.
+Result<wire::StreamReady> register_extent(Session& session, const StreamOptions& options,
+                                          StreamExtent extent, const store::ExtentLayout& layout,
                                           std::span<const std::byte> blob);
 
 }  // namespace psplus::worker

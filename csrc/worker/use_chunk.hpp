@@ -13,14 +13,16 @@ inline constexpr bool kReadsInPlace = true;
 #endif
 
 template <class Use>
-Status DenseStream::use_chunk(ChunkIndex chunk, Use use) {
+Status DenseStream::use_chunk(const ExtentPart& part, ChunkIndex chunk, Use use) {
+  const std::size_t chunk_bytes = part.layout().chunk_bytes();
   if (options_.pull == store::PullMode::kBuffered) {
-    use(pulls_.values(*cut_).data() + index(chunk) * layout_.chunk_bytes(), false);
+    use(part.pulls().values(*cut_).data() + index(chunk) * chunk_bytes, false);
     return {};
   }
-  if constexpr (kReadsInPlace) return shard_.read_in_place(chunk, counters_.retries, use).status();
-  copy_.resize(layout_.chunk_bytes());
-  const auto batch = shard_.read_chunk(chunk, copy_, &counters_.retries);
+  if constexpr (kReadsInPlace)
+    return part.shard().read_in_place(chunk, counters_.retries, use).status();
+  copy_.resize(chunk_bytes);
+  const auto batch = part.shard().read_chunk(chunk, copy_, &counters_.retries);
   if (batch.ok()) use(copy_.data(), false);
   return batch.status();
 }

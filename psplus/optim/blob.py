@@ -17,21 +17,23 @@ _log = logging.getLogger(__name__)
 
 def describe(
     optimizer: torch.optim.Optimizer,
+    groups: Sequence[dict[str, Any]],
     parameters: Sequence[NamedParameter],
     model: torch.nn.Module | None,
     scheme: str,
 ) -> bytes:
     """Kind, hyper-parameters per group, state per parameter and the model's buffers, as bytes.
 
+    ``groups`` are those of ``optimizer`` that hold ``parameters``: all, or one that is added.
     Values that are neither numbers, strings, tensors nor containers of them stay each worker's own.
     """
     names = {p.tensor: p.name for p in parameters}
-    groups = [
+    described = [
         {
             "names": [names[t] for t in group["params"]],
             "values": _portable({k: v for k, v in group.items() if k != "params"}, f"group {g}"),
         }
-        for g, group in enumerate(optimizer.param_groups)
+        for g, group in enumerate(groups, len(optimizer.param_groups) - len(groups))
     ]
     state = {
         names[key]: _portable(value, f"state of {names[key]!r}")
@@ -40,7 +42,7 @@ def describe(
     }
     buffers = {} if model is None else dict(model.named_buffers())
     kind = {"optimizer": _kind(optimizer), "scheme": scheme}
-    return pack({"kind": kind, "groups": groups, "state": state, "buffers": buffers})
+    return pack({"kind": kind, "groups": described, "state": state, "buffers": buffers})
 
 
 def check_same(blob: bytes, optimizer: torch.optim.Optimizer, scheme: str) -> None:
@@ -61,6 +63,7 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
 def adopt(
     blob: bytes,
     optimizer: torch.optim.Optimizer,
+    groups: Sequence[dict[str, Any]],
     parameters: Sequence[NamedParameter],
     model: torch.nn.Module | None,
 ) -> None:
@@ -73,9 +76,9 @@ def adopt(
     tree = unpack(blob)
     tensors = {p.name: p.tensor for p in parameters}
     names = {p.tensor: p.name for p in parameters}
-    _check_groups(tree["groups"], [[names[t] for t in g["params"]] for g in optimizer.param_groups])
+    _check_groups(tree["groups"], [[names[t] for t in g["params"]] for g in groups])
     buffers = _matching_buffers(tree["buffers"], model)
-    for group, other in zip(optimizer.param_groups, tree["groups"], strict=True):
+    for group, other in zip(groups, tree["groups"], strict=True):
         group.update(other["values"])
     for name, value in tree["state"].items():
         optimizer.state.setdefault(tensors[name], {}).update(value)

@@ -10,7 +10,15 @@ from torch.nn.parallel import DistributedDataParallel
 from psplus.errors import ConfigError
 from psplus.optim.names import NamedParameter
 
-__all__ = ["DTYPES", "check_for_server", "check_model", "check_optimizer", "check_parameters"]
+__all__ = [
+    "DTYPES",
+    "check_for_server",
+    "check_model",
+    "check_optimizer",
+    "check_parameters",
+    "check_trainable",
+    "declare_parameters",
+]
 
 DTYPES = {
     torch.float32: "float32",
@@ -75,25 +83,34 @@ def check_parameters(parameters: Sequence[NamedParameter]) -> None:
     """What holds with and without a server.
 
     Raises:
-        ConfigError: For uninitialised or sharded parameters, or when there is nothing to train.
+        ConfigError: For uninitialised or sharded parameters.
     """
     _check_no_ddp(parameters)
     for p in parameters:
         if torch.nn.parameter.is_lazy(p.tensor):
             raise ConfigError(
                 f"parameter {p.name!r} of a lazy module has no shape yet; run one forward pass "
-                "of the model before psplus.wrap()"
+                "of the model first"
             )
         if hasattr(p.tensor, "placements") and hasattr(p.tensor, "device_mesh"):
             raise ConfigError(
                 f"parameter {p.name!r} is a DTensor; psplus needs whole parameters: pass an "
                 "optimizer over plain tensors"
             )
+
+
+def check_trainable(parameters: Sequence[NamedParameter]) -> None:
+    """Raises ConfigError when there is nothing to train."""
     if not any(p.tensor.requires_grad for p in parameters):
         raise ConfigError(
             f"none of the optimizer's {len(parameters)} parameters requires a gradient: there is "
             "nothing to train; set requires_grad on some before psplus.wrap()"
         )
+
+
+def declare_parameters(parameters: Sequence[NamedParameter]) -> list[tuple[str, str, list[int]]]:
+    """Their names, dtypes and shapes as a stream wants them."""
+    return [(p.name, DTYPES[p.tensor.dtype], list(p.tensor.shape)) for p in parameters]
 
 
 def check_for_server(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from psplus.errors import ConfigError, Error
+from psplus.errors import Error
 from psplus.optim.engine import Closure, Engine
 from psplus.session import check_timeout
 from psplus.stats import Stats
@@ -119,17 +119,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the inner optimizer does, when no server is used.
+        """As the inner optimizer does; with a server the group is shared between the workers.
+
+        All workers add the same groups in the same order, each when it comes to it: nobody waits
+        for another. The first to come gives the parameters their values and the group its
+        hyper-parameters (and state, if there is any), the others take over what the servers hold
+        by then. A worker that has not added the group goes on with the parameters it has. Of each
+        step the servers apply what its worker has.
+
+        Names are the model's, as it is now, or from ``named_parameters``; parameters that have
+        none there are named ``group.index``. Buffers of layers that the model has got since it was
+        wrapped stay each worker's own. Call it between steps.
 
         Raises:
-            psplus.ConfigError: With a server: this version takes groups before wrap() only.
+            psplus.LayoutMismatch: If another worker's group of the same number has parameters of
+                other names, shapes or dtypes. The optimizer is then as it was before.
+            psplus.ConfigError: For parameters that `psplus.wrap` would refuse, and for more than
+                63 groups. Likewise.
         """
-        if self._engine.uses_server:
-            raise ConfigError(
-                "add_param_group() after psplus.wrap() is not in this version when a server is "
-                "used; add the group to the optimizer before wrapping it"
-            )
-        self._inner.add_param_group(param_group)
+        self._engine.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state dict; may be called on one rank alone."""

@@ -47,6 +47,9 @@ class Engine(Protocol):
     def step(self, closure: Closure | None) -> Any:
         """Step and exchange."""
 
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Give the inner optimizer a group more, whose parameters are shared too."""
+
     def synchronize(self) -> None:
         """Same parameters everywhere."""
 
@@ -122,6 +125,11 @@ class LocalEngine(Engine):
         loss = self._run(closure)
         self._steps += 1
         return loss
+
+    @override
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        self._check_open()
+        self._optimizer.add_param_group(group)
 
     def _run(self, closure: Closure | None) -> Any:
         if self._nonfinite == "allow":

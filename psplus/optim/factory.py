@@ -1,5 +1,6 @@
 """From an optimizer to a distributed one."""
 
+from collections.abc import Iterator
 from typing import Literal
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -13,16 +14,17 @@ from psplus.optim import nonfinite as nonfinite_policy
 from psplus.optim.blob import check_same, describe
 from psplus.optim.buffers import SharedBuffers, declare, find_buffers
 from psplus.optim.checks import (
-    DTYPES,
     check_for_server,
     check_model,
     check_optimizer,
     check_parameters,
+    check_trainable,
+    declare_parameters,
 )
 from psplus.optim.distributed_optimizer import DistributedOptimizer
 from psplus.optim.engine import Engine, LocalEngine
 from psplus.optim.guard import OutsideWrites
-from psplus.optim.names import NamedParameter, NamedParameters, name_parameters
+from psplus.optim.names import NamedParameters, name_group, name_parameters
 from psplus.optim.nonfinite import NonFinite
 from psplus.optim.server_engine import ServerEngine
 from psplus.optim.turn import TurnState
@@ -104,8 +106,11 @@ def wrap(
         scheme, staleness_bound=staleness_bound, lr_scale=lr_scale, local_scale=local_scale
     )
     check_model(model)
+    if isinstance(named_parameters, Iterator):
+        named_parameters = list(named_parameters)  # read again when a group is added
     parameters = name_parameters(optimizer, model, named_parameters)
     check_parameters(parameters)
+    check_trainable(parameters)
 
     session = connect(timeout=timeout) if session is None else session
     if not isinstance(session, Session):
@@ -123,8 +128,8 @@ def wrap(
             mode=resolved.mode,
             bound=resolved.staleness_bound,
             buffered=pull == "buffered",
-            params=[_declare(p) for p in parameters],
-            blob=describe(optimizer, parameters, model, resolved.name),
+            params=declare_parameters(parameters),
+            blob=describe(optimizer, optimizer.param_groups, parameters, model, resolved.name),
             timeout=timeout,
             straggler_timeout=straggler_timeout,
         )
@@ -150,7 +155,14 @@ def wrap(
         state = TurnState(optimizer, parameters, stream, resolved.policy, nonfinite, job.rank)
         try:
             engine = ServerEngine(
-                native, state, resolved, came_late, outside_writes, model, open_buffers
+                native,
+                state,
+                resolved,
+                came_late,
+                outside_writes,
+                model,
+                open_buffers,
+                lambda g: name_group(optimizer, g, model, named_parameters),
             )
         except BaseException:
             state.stop()
@@ -177,7 +189,3 @@ def _wrapped(optimizer: torch.optim.Optimizer, engine: Engine) -> DistributedOpt
     wrapper = DistributedOptimizer(optimizer, engine)
     _wrappers[optimizer] = ref(wrapper)
     return wrapper
-
-
-def _declare(parameter: NamedParameter) -> tuple[str, str, list[int]]:
-    return parameter.name, DTYPES[parameter.tensor.dtype], list(parameter.tensor.shape)

@@ -7,7 +7,7 @@ import torch
 
 from psplus.errors import ConfigError
 
-__all__ = ["NamedParameter", "NamedParameters", "name_parameters"]
+__all__ = ["NamedParameter", "NamedParameters", "name_group", "name_parameters"]
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]] | Mapping[str, torch.Tensor]
 
@@ -34,11 +34,7 @@ def name_parameters(
     Raises:
         ConfigError: If a name stands for two tensors, or parameters of the optimizer have none.
     """
-    source = "named_parameters"
-    if named_parameters is None and model is not None:
-        source = "model"
-        named_parameters = model.named_parameters(remove_duplicate=False)
-    names = None if named_parameters is None else _first_names(named_parameters)
+    names = _names(model, named_parameters)
     result, missing = [], []
     for g, group in enumerate(optimizer.param_groups):
         for i, tensor in enumerate(group["params"]):
@@ -48,11 +44,37 @@ def name_parameters(
             else:
                 result.append(NamedParameter(name, tensor, g))
     if missing:
+        source = "model" if named_parameters is None else "named_parameters"
         raise ConfigError(
             f"{source} names only part of the optimizer's parameters; no name for "
             f"group.index {', '.join(missing)}; name all of them, or none"
         )
     return result
+
+
+def name_group(
+    optimizer: torch.optim.Optimizer,
+    g: int,
+    model: torch.nn.Module | None,
+    named_parameters: NamedParameters | None,
+) -> list[NamedParameter]:
+    """The parameters of group ``g``, added later: those without a name are ``group.index``.
+
+    The model's names are those of now: a user adds layers to it and then their parameters here.
+    """
+    names = _names(model, named_parameters) or {}
+    return [
+        NamedParameter(names.get(id(tensor), f"{g}.{i}"), tensor, g)
+        for i, tensor in enumerate(optimizer.param_groups[g]["params"])
+    ]
+
+
+def _names(
+    model: torch.nn.Module | None, named_parameters: NamedParameters | None
+) -> dict[int, str] | None:
+    if named_parameters is None and model is not None:
+        named_parameters = model.named_parameters(remove_duplicate=False)
+    return None if named_parameters is None else _first_names(named_parameters)
 
 
 def _first_names(named_parameters: NamedParameters) -> dict[int, str]:

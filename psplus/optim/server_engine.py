@@ -11,10 +11,12 @@ from typing_extensions import override
 
 from psplus import _C, _compat
 from psplus.errors import ConfigError, Error
-from psplus.optim.blob import adopt
+from psplus.optim.blob import adopt, describe
 from psplus.optim.buffers import SharedBuffers
+from psplus.optim.checks import check_for_server, check_parameters, declare_parameters
 from psplus.optim.engine import Closure, Engine
 from psplus.optim.guard import OutsideWrites, WriteGuard
+from psplus.optim.names import NamedParameter
 from psplus.optim.turn import StepTurn, TurnState
 from psplus.profiling import named_range
 from psplus.schemes.base import Scheme
@@ -43,12 +45,14 @@ class ServerEngine(Engine):
         outside_writes: OutsideWrites,
         model: torch.nn.Module | None,
         open_buffers: Callable[[], SharedBuffers | None],
+        name_group: Callable[[int], list[NamedParameter]],
     ) -> None:
         self._session = session
         self._state = state
         self._stream = state.stream
         self._scheme = scheme
         self._outside_writes = outside_writes
+        self._name_group = name_group
         self._evaluating = False
         self._closed = False
         self._left = False
@@ -71,7 +75,8 @@ class ServerEngine(Engine):
         if stream.blob is not None and not (came_late and state.optimizer.state):
             # A worker that rejoins with a state of its own has loaded a checkpoint; what is in the
             # blob is as old as the job.
-            adopt(stream.blob, state.optimizer, state.parameters, model)
+            groups = state.optimizer.param_groups
+            adopt(stream.blob, state.optimizer, groups, state.parameters, model)
         stream.observe()
         stream.pull(state.tensors, 0.0)
 
@@ -126,6 +131,33 @@ class ServerEngine(Engine):
         self._state.steps += 1
         self._guard.record()
         return turn.loss
+
+    @override
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        self._check_ready("add_param_group()")
+        self._check_groups()
+        state, stream = self._state, self._stream
+        optimizer = state.optimizer
+        # A write from outside that came before shall still be noticed at the next step.
+        found = self._guard.find()
+        optimizer.add_param_group(group)
+        try:
+            added = self._name_group(len(optimizer.param_groups) - 1)
+            check_parameters(added)
+            check_for_server(optimizer, added, self._session.world_size)
+            stream.add_extent(
+                declare_parameters(added),
+                describe(optimizer, optimizer.param_groups[-1:], added, None, self._scheme.name),
+                [p.tensor for p in added],
+            )
+        except BaseException:
+            optimizer.param_groups.pop()  # as if it had never been there: it may be tried again
+            raise
+        state.grow(added)
+        self._guard = WriteGuard(state.parameters)
+        self._guard.record(found)
+        if stream.blob is not None:
+            adopt(stream.blob, optimizer, optimizer.param_groups[-1:], added, None)
 
     @override
     def synchronize(self) -> None:
@@ -227,8 +259,9 @@ class ServerEngine(Engine):
         tensors = [tensor for group in groups for tensor in group["params"]]
         if len(tensors) != len(self._state.tensors):
             raise ConfigError(
-                f"the optimizer holds {len(tensors)} parameters, {len(self._state.tensors)} when "
-                "it was wrapped; this version takes parameter groups before psplus.wrap() only"
+                f"the inner optimizer holds {len(tensors)} parameters, psplus knows of "
+                f"{len(self._state.tensors)}; add groups by add_param_group() of the wrapped "
+                "optimizer, which shares them with the other workers"
             )
         if not all(map(is_, tensors, self._state.tensors)):
             raise ConfigError(

@@ -53,6 +53,14 @@ class TurnState:
         self.lr_scale = 1.0
         self.staleness = StalenessMeter()
 
+    def grow(self, added: Sequence[NamedParameter]) -> None:
+        """Take in parameters that the optimizer and the stream have got at their end."""
+        self.stop()
+        self.parameters += added
+        self.tensors += [p.tensor for p in added]
+        self.fused = FusedOptimizer.of(self.optimizer, self.tensors)
+        self.check = None if self.nonfinite == "allow" else GradientCheck(self.parameters)
+
     def stop(self) -> None:
         """Look at no more gradients."""
         if self.check is not None:

@@ -1,4 +1,5 @@
-// SIGKILLs of the real server under constant pushes of three workers: the final values are exact.
+// SIGKILLs of the real server under constant pushes of three workers, which add extents meanwhile:
+// the final values are exact.
 
 #include <algorithm>
 #include <atomic>
@@ -20,14 +21,17 @@ namespace psplus::cluster {
 namespace {
 
 constexpr std::uint32_t kWorkers = 3;
-constexpr std::size_t kElements = 800;  // of float64, in chunks of 256 bytes: 25 chunks
+constexpr std::size_t kElements = 800;       // of float64, in chunks of 256 bytes: 25 chunks
+constexpr std::size_t kAddedElements = 100;  // of each extent that is added on the way
+constexpr std::size_t kExtents = 30;         // at most
+constexpr std::uint64_t kGrowEvery = 11;     // steps, and some more for each rank
 
 enum class Scheme : std::uint8_t { kAsp, kPsPlusBuffered, kBsp };
 
 struct Board {
   std::atomic<std::uint64_t> steps[kWorkers];
-  std::atomic<std::uint64_t> stop_at;         ///< 0: go on
-  std::atomic<std::uint64_t> sums[kWorkers];  ///< of what each has pushed, an element
+  std::atomic<std::uint64_t> stop_at;                   ///< 0: go on
+  std::atomic<std::uint64_t> sums[kWorkers][kExtents];  ///< of what each has pushed, an element
   std::atomic<std::uint32_t> restarts[kWorkers];
 };
 
@@ -37,15 +41,46 @@ std::uint64_t delta_of(std::uint32_t rank, std::uint64_t step) {
   return kWorkers * (1 + (rank * 7 + step * 3) % 11);
 }
 
-double initial_value(std::size_t i) { return static_cast<double>(1'000'000'000 + 17 * i); }
+double initial_value(std::size_t extent, std::size_t i) {
+  return static_cast<double>(1'000'000'000 + 1'000'003 * extent + 17 * i);
+}
+std::vector<double> initial_values(std::size_t extent) {
+  std::vector<double> values(extent == 0 ? kElements : kAddedElements);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = initial_value(extent, i);
+  return values;
+}
 
-void step_once(worker::DenseStream& stream, std::vector<double>& values, Scheme scheme,
-               std::uint64_t delta) {
+/// One parameter an extent, as its worker holds it.
+struct Model {
+  std::vector<std::vector<double>> values;
+
+  [[nodiscard]] std::vector<const void*> readable() const {
+    std::vector<const void*> pointers;
+    for (const auto& extent : values) pointers.push_back(extent.data());
+    return pointers;
+  }
+  [[nodiscard]] std::vector<void*> writable() {
+    std::vector<void*> pointers;
+    for (auto& extent : values) pointers.push_back(extent.data());
+    return pointers;
+  }
+};
+
+void add_extent(worker::DenseStream& stream, Model& model) {
+  std::vector<double> values = initial_values(model.values.size());
   const void* const readable[] = {values.data()};
   void* const writable[] = {values.data()};
-  const std::uint8_t carried[] = {1};
+  require(stream.add_extent({{"a", DType::float64, {kAddedElements}}}, {}, readable, writable));
+  model.values.push_back(std::move(values));
+}
+
+void step_once(worker::DenseStream& stream, Model& model, Scheme scheme, std::uint64_t delta) {
+  const auto readable = model.readable();
+  const auto writable = model.writable();
+  const std::vector<std::uint8_t> carried(readable.size(), 1);
   stream.snapshot(readable);
-  for (double& value : values) value -= static_cast<double>(delta);
+  for (auto& values : model.values)
+    for (double& value : values) value -= static_cast<double>(delta);
   static_cast<void>(require(stream.write_delta(readable, carried)));
   const bool eager = scheme == Scheme::kPsPlusBuffered;
   if (!eager) require(stream.publish(1.0));
@@ -56,16 +91,18 @@ void step_once(worker::DenseStream& stream, std::vector<double>& values, Scheme 
 }
 
 /// Compares the final values and step vector with what the board says; 0, or which is wrong.
-int check_outcome(std::uint32_t rank, const std::vector<double>& values,
-                  const std::vector<std::uint64_t>& vector, const Board& board) {
-  std::uint64_t sum = 0;
-  for (const auto& part : board.sums) sum += part.load();
-  for (std::size_t i = 0; i < kElements; ++i) {
-    const double expected = initial_value(i) - static_cast<double>(sum / kWorkers);
-    if (values[i] == expected) continue;
-    std::fprintf(stderr, "rank %u: element %zu is %.17g, expected %.17g\n", rank, i, values[i],
-                 expected);
-    return 2;
+int check_outcome(std::uint32_t rank, const Model& model, const std::vector<std::uint64_t>& vector,
+                  const Board& board) {
+  for (std::size_t e = 0; e < model.values.size(); ++e) {
+    std::uint64_t sum = 0;
+    for (const auto& part : board.sums) sum += part[e].load();
+    for (std::size_t i = 0; i < model.values[e].size(); ++i) {
+      const double expected = initial_value(e, i) - static_cast<double>(sum / kWorkers);
+      if (model.values[e][i] == expected) continue;
+      std::fprintf(stderr, "rank %u: element %zu of extent %zu is %.17g, expected %.17g\n", rank, i,
+                   e, model.values[e][i], expected);
+      return 2;
+    }
   }
   for (std::uint32_t r = 0; r < kWorkers; ++r) {
     if (vector[r] == board.steps[r].load()) continue;
@@ -85,26 +122,28 @@ int run_worker(const JobDirectory& job, std::uint32_t rank, Scheme scheme, Board
       scheme == Scheme::kPsPlusBuffered ? store::PullMode::kBuffered : store::PullMode::kMapped;
   store::ExtentLayout layout{{{"w", DType::float64, {kElements}}}, 256};
   auto stream = require(worker::DenseStream::open(session, options, layout, {}));
-  std::vector<double> values(kElements);
-  for (std::size_t i = 0; i < kElements; ++i) values[i] = rank == 0 ? initial_value(i) : -1.0;
-  const void* const readable[] = {values.data()};
-  void* const writable[] = {values.data()};
-  while (!require(stream->wait_initialised())) require(stream->publish_values(readable));
+  Model model;
+  model.values.push_back(rank == 0 ? initial_values(0) : std::vector<double>(kElements, -1.0));
+  while (!require(stream->wait_initialised())) require(stream->publish_values(model.readable()));
   require(stream->observe());
-  require(stream->pull(writable, 0.0));
+  require(stream->pull(model.writable(), 0.0));
   for (std::uint64_t step = 1;; ++step) {
     const std::uint64_t stop_at = board.stop_at.load();
     if (stop_at != 0 && step > stop_at) break;
-    step_once(*stream, values, scheme, delta_of(rank, step));
-    board.sums[rank] += delta_of(rank, step);
+    if (model.values.size() < kExtents && step % (kGrowEvery + 5 * rank) == 0)
+      add_extent(*stream, model);
+    step_once(*stream, model, scheme, delta_of(rank, step));
+    for (std::size_t e = 0; e < model.values.size(); ++e)
+      board.sums[rank][e] += delta_of(rank, step);
     board.steps[rank] = step;
   }
   require(stream->refresh());
   require(stream->barrier());
   require(stream->refresh());
   require(stream->observe());
-  require(stream->pull(writable, 0.0));
-  const int outcome = check_outcome(rank, values, stream->step_vector(), board);
+  require(stream->pull(model.writable(), 0.0));
+  int outcome = check_outcome(rank, model, stream->step_vector(), board);
+  if (outcome == 0 && model.values.size() < 2) outcome = 4;
   board.restarts[rank] = session->server_restarts();
   require(stream->close(std::chrono::seconds{5}));
   require(session->close(std::chrono::seconds{5}));

@@ -133,8 +133,6 @@ def bad_gradients() -> None:
 def wrong_moments() -> None:
     model = make_model()
     optimizer = wrapped(model)
-    with pytest.raises(psplus.ConfigError, match="add the group"):
-        optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
     with pytest.raises(psplus.ConfigError, match=r"still open; close\(\) it first"):
         psplus.wrap(optimizer._inner, "asp", model=model)
     with pytest.raises(psplus.Error, match="copied or pickled"):
@@ -149,7 +147,7 @@ def wrong_moments() -> None:
         optimizer.step()
     group[0] = kept
     optimizer._inner.add_param_group({"params": nn.Linear(2, 2).parameters()})
-    with pytest.raises(psplus.ConfigError, match=r"before psplus\.wrap"):
+    with pytest.raises(psplus.ConfigError, match=r"add_param_group\(\) of the wrapped"):
         optimizer.step()
     optimizer.close()
     optimizer.close()

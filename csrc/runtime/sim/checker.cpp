@@ -15,8 +15,11 @@ T peek(const std::atomic<T>& word) {
 }  // namespace
 
 Checker::Checker(const Scenario& scenario) : scenario_(scenario) {
-  for (const StreamPlan& plan : scenario.streams)
-    streams_.emplace_back(ExpectedShard{store::ExtentLayout{plan.params, scenario.chunk_bytes}});
+  for (const StreamPlan& plan : scenario.streams) {
+    Stream& stream = streams_.emplace_back();
+    for (const auto& params : plan.extents)
+      stream.shards.emplace_back(store::ExtentLayout{params, scenario.chunk_bytes});
+  }
 }
 
 void Checker::begin(store::SegmentHandle control) {
@@ -135,33 +138,39 @@ BatchId Checker::batch_of(StreamId stream, LifeId life, Sequence sequence) const
   return found->second.pushes[raw(sequence) - 1].batch;
 }
 
-void Checker::read_chunk(StreamId stream, ChunkIndex chunk, BatchId batch,
+void Checker::read_chunk(StreamId stream, StreamExtent extent, ChunkIndex chunk, BatchId batch,
                          std::span<const std::byte> bytes, BatchId at_least) {
   if (violation_) return;
-  const ExpectedShard& shard = streams_[index(stream)].shard;
+  const ExpectedShard& shard = streams_[index(stream)].shards[index(extent)];
   if (auto wrong = shard.compare(chunk, batch, bytes)) return fail("contents", *wrong);
   if (const BatchId needed = shard.last_change(chunk, at_least); batch < needed)
-    fail("own-push", formatted("chunk {} of stream {} was read as batch {} left it, but batch {} "
-                               "was promised",
-                               raw(chunk), raw(stream), raw(batch), raw(needed)));
+    fail("own-push", formatted("chunk {} of extent {} of stream {} was read as batch {} left it, "
+                               "but batch {} was promised",
+                               raw(chunk), raw(extent), raw(stream), raw(batch), raw(needed)));
 }
 
-void Checker::read_cut(StreamId id, MemberId reader, const store::PullView& view,
+void Checker::read_cut(StreamId id, MemberId reader, std::span<const store::PullView> views,
                        std::size_t buffer, BatchId at_least) {
   if (violation_) return;
   const Stream& stream = streams_[index(id)];
-  const store::PullHeader::Cut& cut = view.header().cuts[buffer];
+  const store::PullHeader::Cut& cut = views.front().header().cuts[buffer];
   const BatchId batch{peek(cut.batch)};
   if (batch < at_least)
     return fail("cut",
                 formatted("member {} got a cut at batch {}, which lacks its push in batch {}",
                           raw(reader), raw(batch), raw(at_least)));
-  const std::size_t bytes = stream.shard.layout().chunk_bytes();
-  for (std::uint32_t c = 0; c < stream.shard.layout().chunk_count(); ++c) {
-    const ChunkIndex chunk{c};
-    if (auto wrong = stream.shard.compare(chunk, stream.shard.last_change(chunk, batch),
-                                          view.values(buffer).subspan(c * bytes, bytes)))
-      return fail("cut", formatted("a cut at batch {}: {}", raw(batch), *wrong));
+  for (std::size_t e = 0; e < views.size(); ++e) {
+    const ExpectedShard& shard = stream.shards[e];
+    if (const BatchId own{peek(views[e].header().cuts[buffer].batch)}; own != batch)
+      return fail("cut", formatted("a cut is at batch {} of extent 0 and at batch {} of extent {}",
+                                   raw(batch), raw(own), e));
+    const std::size_t bytes = shard.layout().chunk_bytes();
+    for (std::uint32_t c = 0; c < shard.layout().chunk_count(); ++c) {
+      const ChunkIndex chunk{c};
+      if (auto wrong = shard.compare(chunk, shard.last_change(chunk, batch),
+                                     views[e].values(buffer).subspan(c * bytes, bytes)))
+        return fail("cut", formatted("a cut at batch {}, extent {}: {}", raw(batch), e, *wrong));
+    }
   }
   const auto after =
       std::upper_bound(stream.history.begin(), stream.history.end(), batch,
@@ -181,7 +190,7 @@ void Checker::stopped(std::size_t present) {
     fail("stop", formatted("the server ended although {} workers were attached", present));
 }
 
-void Checker::finish(StreamId id, const store::ShardView& view) {
+void Checker::finish(StreamId id) {
   if (violation_) return;
   const Stream& stream = streams_[index(id)];
   for (const auto& [life, entry] : stream.lives)
@@ -198,16 +207,21 @@ void Checker::finish(StreamId id, const store::ShardView& view) {
     if (peek(words.members[m].pushes) != stream.now.pushes[m])
       return fail("counters", formatted("member {} ends with {} pushes, expected {}", m,
                                         peek(words.members[m].pushes), stream.now.pushes[m]));
-  std::vector<std::byte> bytes(stream.shard.layout().chunk_bytes());
-  for (std::uint32_t c = 0; c < stream.shard.layout().chunk_count(); ++c) {
+}
+
+void Checker::finish(StreamId id, StreamExtent extent, const store::ShardView& view) {
+  if (violation_) return;
+  const ExpectedShard& shard = streams_[index(id)].shards[index(extent)];
+  std::vector<std::byte> bytes(shard.layout().chunk_bytes());
+  for (std::uint32_t c = 0; c < shard.layout().chunk_count(); ++c) {
     const auto batch = view.read_chunk(ChunkIndex{c}, bytes);
     if (!batch.ok()) return fail("contents", batch.status().message());
-    const BatchId newest = stream.shard.last_change(ChunkIndex{c}, last_state_.batch);
+    const BatchId newest = shard.last_change(ChunkIndex{c}, last_state_.batch);
     if (*batch != newest)
-      return fail("contents", formatted("chunk {} of stream {} ends at batch {}, expected {}", c,
-                                        raw(id), raw(*batch), raw(newest)));
-    if (auto wrong = stream.shard.compare(ChunkIndex{c}, *batch, bytes))
-      return fail("contents", *wrong);
+      return fail("contents",
+                  formatted("chunk {} of extent {} of stream {} ends at batch {}, expected {}", c,
+                            raw(extent), raw(id), raw(*batch), raw(newest)));
+    if (auto wrong = shard.compare(ChunkIndex{c}, *batch, bytes)) return fail("contents", *wrong);
   }
 }
 

@@ -36,8 +36,9 @@ struct PushFacts {
   std::uint32_t flags = 0;
   double lambda = 1;
   std::uint64_t snapshot_foreign = 0;
-  bool initial = false;  ///< a set by the worker that provides the first values
-  PushValues values;
+  bool initial = false;            ///< a set by the worker that provides an extent's first values
+  std::uint64_t extents = 0;       ///< bit i: extent i of the stream is carried
+  std::vector<PushValues> values;  ///< by extent; of those that are carried
 };
 
 /// Watches a history from outside and keeps its own account of what must be true. It trusts nothing
@@ -69,22 +70,26 @@ class Checker {
   [[nodiscard]] BatchId contained_in(StreamId stream, const worker::StepVector& vector);
   /// The batch that applied a push; 0 when none has.
   [[nodiscard]] BatchId batch_of(StreamId stream, LifeId life, Sequence sequence) const;
-  void read_chunk(StreamId stream, ChunkIndex chunk, BatchId batch,
+  void read_chunk(StreamId stream, StreamExtent extent, ChunkIndex chunk, BatchId batch,
                   std::span<const std::byte> bytes, BatchId at_least);
-  void read_cut(StreamId stream, MemberId reader, const store::PullView& view, std::size_t buffer,
-                BatchId at_least);
+  /// `views` of the reader's extents, in order: one cut over all of them.
+  void read_cut(StreamId stream, MemberId reader, std::span<const store::PullView> views,
+                std::size_t buffer, BatchId at_least);
 
   /// The server has emitted Stop: `present` workers were attached then.
   void stopped(std::size_t present);
-  /// Final state of a stream's shard.
-  void finish(StreamId stream, const store::ShardView& shard);
+  /// Final state of a stream, and of each of its shards.
+  void finish(StreamId stream);
+  void finish(StreamId stream, StreamExtent extent, const store::ShardView& shard);
 
   [[nodiscard]] const store::ControlBlock* control() const noexcept { return control_; }
   void fail(std::string_view rule, std::string text);
   [[nodiscard]] const std::optional<Violation>& violation() const noexcept { return violation_; }
   [[nodiscard]] std::uint64_t pushes_applied() const noexcept { return pushes_applied_; }
   [[nodiscard]] bool nothing_published() const noexcept { return pushes_published_ == 0; }
-  [[nodiscard]] ExpectedShard& shard(StreamId stream) { return streams_[index(stream)].shard; }
+  [[nodiscard]] ExpectedShard& shard(StreamId stream, StreamExtent extent) {
+    return streams_[index(stream)].shards[index(extent)];
+  }
   /// Mean of the staleness of all steps applied so far whose sequence is above `skip`.
   [[nodiscard]] double mean_staleness(StreamId stream, std::uint64_t skip) const;
 
@@ -108,14 +113,13 @@ class Checker {
     std::array<std::uint64_t, kTracked> pushes{};
   };
   struct Stream {
-    explicit Stream(ExpectedShard expected) : shard(std::move(expected)) {}
-    ExpectedShard shard;
+    std::vector<ExpectedShard> shards;  ///< by extent
     std::map<LifeId, Life> lives;
     Counters now;                   ///< as the last record opened says, by our own account
     std::vector<Counters> history;  ///< after each batch of this stream
     std::array<std::vector<BatchId>, kTracked> batch_of_push;
     std::array<store::StreamMemberState, kTracked> state{};
-    bool initialised = false;
+    std::uint64_t initialised = 0;  ///< bit i: extent i has been given values
   };
   struct Included {
     LifeId life;
@@ -125,6 +129,7 @@ class Checker {
   void watch_registrations();
   void registered(StreamId id, MemberId member);
   void opened(BatchId batch);
+  void opened_set(Stream& stream, BatchId batch);
   void closed(BatchId batch);
   [[nodiscard]] bool include(Stream& stream, BatchId batch, const store::RecordEntry& entry,
                              store::BatchKind kind, std::uint32_t workers);

@@ -145,30 +145,44 @@ void Checker::opened(BatchId batch) {
   stream.now.batch = batch;
   stream.history.push_back(stream.now);
 
-  std::vector<ExpectedShard::Term> terms;
-  for (const Included& included : open_pushes_) {
-    const Push& push = stream.lives.at(included.life).pushes[included.sequence - 1];
-    if (kind == BatchKind::kSet) {
-      if (count != 1) return fail("record", "a set is not alone in its batch");
-      if (push.facts.initial && stream.initialised)
-        return fail("initial-values", formatted("stream {} was given first values twice", s));
-      stream.initialised = true;
-      stream.shard.replace(batch, push.facts.values);
-      return;
-    }
-    if ((push.facts.flags & store::kPushEmpty) != 0) continue;
-    terms.push_back({.values = &push.facts.values,
-                     .multiplier = kind == BatchKind::kAdd ? push.facts.lambda : 1.0,
-                     .divisor = kind == BatchKind::kAdd ? divisor_of(push.facts, workers)
-                                                        : static_cast<double>(count)});
-  }
-  if (!stream.initialised)
-    return fail("initial-values",
-                formatted("a step was applied to stream {} before it had values", s));
+  if (kind == BatchKind::kSet) return opened_set(stream, batch);
   if (kind == BatchKind::kMean && store::from_word(peek(record.mean_scale)) != 1.0 / count)
     return fail("scale", formatted("batch {} divides by {} for {} pushes", raw(batch),
                                    1.0 / store::from_word(peek(record.mean_scale)), count));
-  stream.shard.subtract(batch, terms);
+  for (std::size_t e = 0; e < stream.shards.size(); ++e) {
+    std::vector<ExpectedShard::Term> terms;
+    for (const Included& included : open_pushes_) {
+      const PushFacts& facts = stream.lives.at(included.life).pushes[included.sequence - 1].facts;
+      if ((facts.extents >> e & 1) == 0) continue;
+      terms.push_back({.values = &facts.values[e],
+                       .multiplier = kind == BatchKind::kAdd ? facts.lambda : 1.0,
+                       .divisor = kind == BatchKind::kAdd ? divisor_of(facts, workers)
+                                                          : static_cast<double>(count)});
+    }
+    if (!terms.empty() && (stream.initialised >> e & 1) == 0)
+      return fail(
+          "initial-values",
+          formatted("a step was applied to extent {} of stream {} before it had values", e, s));
+    stream.shards[e].subtract(batch, terms);
+  }
+}
+
+void Checker::opened_set(Stream& stream, BatchId batch) {
+  if (open_pushes_.size() != 1) return fail("record", "a set is not alone in its batch");
+  const Included& included = open_pushes_.front();
+  const PushFacts& facts = stream.lives.at(included.life).pushes[included.sequence - 1].facts;
+  if (facts.initial && (stream.initialised & facts.extents) != 0)
+    return fail("initial-values", formatted("extents {:#x} of stream {} were given first values "
+                                            "twice",
+                                            facts.extents, raw(open_stream_)));
+  if (peek(control_->record.initialises) != facts.extents)
+    return fail("initial-values",
+                formatted("batch {} shall initialise extents {:#x}, expected "
+                          "{:#x}",
+                          raw(batch), peek(control_->record.initialises), facts.extents));
+  stream.initialised |= facts.extents;
+  for (std::size_t e = 0; e < stream.shards.size(); ++e)
+    if ((facts.extents >> e & 1) != 0) stream.shards[e].replace(batch, facts.values[e]);
 }
 
 /// Takes one entry of a record into the account. @return whether it was right.
@@ -204,8 +218,7 @@ bool Checker::include(Stream& stream, BatchId batch, const store::RecordEntry& e
   if (((push.facts.flags & store::kPushSet) != 0) != (kind == BatchKind::kSet))
     return wrong("record", "its batch is of the wrong kind");
   if (peek(entry.flags) != push.facts.flags) return wrong("record", "its flags have changed");
-  const std::uint64_t extents = (push.facts.flags & store::kPushEmpty) != 0 ? 0 : 1;
-  if (peek(entry.extents) != extents) return wrong("record", "it carries other extents");
+  if (peek(entry.extents) != push.facts.extents) return wrong("record", "it carries other extents");
   if (kind == BatchKind::kAdd &&
       store::from_word(peek(entry.scale)) != push.facts.lambda / divisor_of(push.facts, workers))
     return wrong("scale",

@@ -16,8 +16,11 @@ constexpr std::size_t kPieceBytes = 64;
 
 Reader::Reader(World& world, Random random)
     : Actor(world.scheduler()), world_(world), random_(random) {
-  for (std::size_t s = 0; s < world.scenario().streams.size(); ++s)
-    last_.emplace_back(world.layout(StreamId{static_cast<std::uint16_t>(s)}).chunk_count());
+  for (std::uint16_t s = 0; s < world.scenario().streams.size(); ++s)
+    for (std::uint16_t e = 0; e < world.scenario().streams[s].extents.size(); ++e)
+      places_.push_back({StreamId{s}, StreamExtent{e}, {}});
+  for (Place& place : places_)
+    place.last.resize(world.layout(place.stream, place.extent).chunk_count());
 }
 
 void Reader::begin() { start(live(), milliseconds{1}); }
@@ -28,19 +31,20 @@ nanoseconds Reader::moment() {
 
 Task Reader::live() {
   for (;;) {
-    const StreamId stream{static_cast<std::uint16_t>(random_.below(last_.size()))};
-    const std::size_t chunks = last_[index(stream)].size();
-    if (chunks != 0 && !world_.shard(stream).bytes.empty())
-      co_await read(stream, ChunkIndex{static_cast<std::uint32_t>(random_.below(chunks))});
+    Place& place = places_[random_.below(places_.size())];
+    const std::size_t chunks = place.last.size();
+    if (chunks != 0 && !world_.shard(place.stream, place.extent).bytes.empty())
+      co_await read(place, ChunkIndex{static_cast<std::uint32_t>(random_.below(chunks))});
     co_await sleep(random_.duration(nanoseconds{0}, std::chrono::microseconds{150}));
   }
 }
 
-Task Reader::read(StreamId stream, ChunkIndex chunk) {
-  const std::size_t bytes = world_.layout(stream).chunk_bytes();
+Task Reader::read(Place& place, ChunkIndex chunk) {
+  const std::size_t bytes = world_.layout(place.stream, place.extent).chunk_bytes();
   std::vector<std::byte> copy(bytes);
   for (;;) {
-    const store::SegmentHandle segment = world_.shard(stream);  // kept alive while it is read
+    // Kept alive while it is read.
+    const store::SegmentHandle segment = world_.shard(place.stream, place.extent);
     const store::ShardView shard{segment.bytes};
     const store::Word& entry = shard.entry(chunk);
     const std::uint64_t before = entry.load(std::memory_order_acquire);
@@ -53,13 +57,13 @@ Task Reader::read(StreamId stream, ChunkIndex chunk) {
     std::atomic_thread_fence(std::memory_order_acquire);
     if (entry.load(std::memory_order_relaxed) != before) continue;
     world_.count_read();
-    BatchId& last = last_[index(stream)][index(chunk)];
+    BatchId& last = place.last[index(chunk)];
     if (now.batch < last)
       world_.checker().fail(
           "monotone", formatted("a reader sees batch {} of chunk {} after batch {}", raw(now.batch),
                                 raw(chunk), raw(last)));
     last = now.batch;
-    world_.checker().read_chunk(stream, chunk, now.batch, copy, BatchId{0});
+    world_.checker().read_chunk(place.stream, place.extent, chunk, now.batch, copy, BatchId{0});
     co_return;
   }
 }

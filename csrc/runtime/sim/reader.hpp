@@ -20,12 +20,17 @@ class Reader final : public Actor {
 
  private:
   [[nodiscard]] Task live();
-  [[nodiscard]] Task read(StreamId stream, ChunkIndex chunk);
+  struct Place {
+    StreamId stream;
+    StreamExtent extent;
+    std::vector<BatchId> last;  ///< newest batch seen, by chunk
+  };
+  [[nodiscard]] Task read(Place& place, ChunkIndex chunk);
   [[nodiscard]] nanoseconds moment();
 
   World& world_;
   Random random_;
-  std::vector<std::vector<BatchId>> last_;  ///< newest batch seen, by stream and chunk
+  std::vector<Place> places_;
 };
 
 }  // namespace psplus::sim

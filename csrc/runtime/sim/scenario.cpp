@@ -33,13 +33,15 @@ StreamPlan make_stream(Random& random, const ScenarioChoice& choice) {
                                                       : store::PullMode::kMapped);
   if (plan.scheme == Scheme::kSsp || (plan.scheme == Scheme::kPsPlus && random.chance(0.3)))
     plan.bound = random.below(4);
-  plan.params = make_params(random);
+  const std::uint64_t added = random.chance(0.5) ? random.between(1, 3) : 0;
+  for (std::uint64_t e = 0; e <= added; ++e) plan.extents.push_back(make_params(random));
   plan.target = random.between(2, 8);
   if (random.chance(0.4)) plan.barrier_every = random.between(1, 4);
   plan.empty = random.chance(0.3) ? 0.2 : 0.0;
   plan.partial = random.chance(0.5) ? 0.5 : 0.0;
   plan.set = random.chance(0.2) ? 0.1 : 0.0;
   plan.cut = random.chance(0.4) ? 0.2 : 0.0;
+  plan.grow = random.chance(0.5) ? 0.3 : 0.7;
   plan.closes = random.chance(0.3);
   return plan;
 }
@@ -115,6 +117,7 @@ std::string Scenario::describe() const {
     text += formatted(", {} {}", to_string(stream.scheme),
                       stream.pull == store::PullMode::kBuffered ? "buffered" : "mapped");
     if (stream.bound != store::kNoBound) text += formatted(" (bound {})", stream.bound);
+    if (stream.extents.size() > 1) text += formatted(" in {} extents", stream.extents.size());
   }
   for (const ServerKill& kill : server_kills)
     text += kill.batch == 0

@@ -21,7 +21,8 @@ struct StreamPlan {
   Scheme scheme = Scheme::kPsPlus;
   store::PullMode pull = store::PullMode::kMapped;
   std::uint64_t bound = store::kNoBound;  ///< staleness bound in steps
-  std::vector<store::ParamSpec> params;
+  /// Parameters of each extent: the first is there from the start, the others are added later.
+  std::vector<std::vector<store::ParamSpec>> extents;
   std::uint64_t target = 6;         ///< a worker has finished when its clock reads this
   std::uint64_t barrier_every = 0;  ///< steps between barriers, 0 for none
   // Chances at each step.
@@ -29,6 +30,7 @@ struct StreamPlan {
   double partial = 0;   ///< it carries some of the parameters
   double set = 0;       ///< a push that sets all values goes before it
   double cut = 0;       ///< a cut is asked for after it
+  double grow = 0;      ///< the worker's next extent is added before it, if there is one left
   bool closes = false;  ///< closed by itself as soon as the target is reached
 
   [[nodiscard]] store::Mode mode() const noexcept {

@@ -34,6 +34,9 @@ class Worker final : public Actor {
   [[nodiscard]] MemberId member() const noexcept { return member_; }
   /// Whether it holds all that a successor of its server needs.
   [[nodiscard]] bool attached() const noexcept { return running() && attached_; }
+  /// Whether the server keeps it supplied with segments: not if it was expelled while it was
+  /// frozen, which it does not know. Only those who are can promise a successor everything.
+  [[nodiscard]] bool may_hand_over() const noexcept;
   /// Whether it has neither begun to leave nor been expelled.
   [[nodiscard]] bool may_still_publish() const noexcept;
   [[nodiscard]] const LinkPtr& link() const noexcept { return link_; }
@@ -56,23 +59,29 @@ class Worker final : public Actor {
   /// The session has failed: the program ends with an error.
   struct Failed {};
 
-  struct Stream {
-    StreamId id{};
-    const StreamPlan* plan = nullptr;
-    ExtentId extent{};
-    store::MailStream* mail = nullptr;
-    worker::PushQueue queue;
+  /// An extent of a stream.
+  struct Part {
+    ExtentId id{};
     store::SlotsView slots;
     store::ShardView shard;
     store::PullView pull;
+  };
+  struct Stream {
+    StreamId id{};
+    const StreamPlan* plan = nullptr;
+    std::vector<Part> parts;  ///< by StreamExtent: what it has added so far
+    store::MailStream* mail = nullptr;
+    worker::PushQueue queue;
     std::uint64_t first_clock = 0;
     std::uint64_t steps = 0;              ///< published in this life
     std::vector<Sequence> step_sequence;  ///< of each of them
     std::uint64_t barriers = 0;
     std::uint64_t cut_requests = 0;
     std::uint64_t snapshot_foreign = 0;
-    std::uint64_t acknowledged = 0;  ///< sequences that were looked at after `applied`
-    bool provides = false;
+    std::uint64_t acknowledged = 0;         ///< sequences that were looked at after `applied`
+    std::uint64_t provides = 0;             ///< bit e: its values are to be the first of extent e
+    std::uint64_t ready = 0;                ///< bit e: its request for extent e has been answered
+    std::optional<std::uint64_t> grown_at;  ///< `steps` when its last snapshot came with an extent
     bool has_left = false;
     bool at_target = false;
 
@@ -83,10 +92,14 @@ class Worker final : public Actor {
   [[nodiscard]] Task live();
   [[nodiscard]] Task attach();
   [[nodiscard]] Task open(Stream& stream);
+  [[nodiscard]] Task grow(Stream& stream);
+  /// Registers the next extent; it is the last of the parts then.
+  [[nodiscard]] Task add_part(Stream& stream);
   [[nodiscard]] Task provide_or_wait(Stream& stream);
   [[nodiscard]] Task step(Stream& stream);
   [[nodiscard]] Task push(Stream& stream, PushFacts facts);
-  [[nodiscard]] Task write_slot(Stream& stream, const PushFacts& facts);
+  [[nodiscard]] Task write_slots(Stream& stream, const PushFacts& facts);
+  [[nodiscard]] Task write_slot(Stream& stream, StreamExtent extent, const PushValues& values);
   [[nodiscard]] Task await_reply(Stream& stream, std::uint64_t steps_done);
   [[nodiscard]] Task read_shard(Stream& stream, BatchId at_least);
   [[nodiscard]] Task take_cut(Stream& stream);
@@ -100,7 +113,9 @@ class Worker final : public Actor {
 
   [[nodiscard]] Stream* next_stream();
   [[nodiscard]] PushFacts make_step(Stream& stream);
+  /// A set of all extents, or the first one of the last extent.
   [[nodiscard]] PushFacts make_set(Stream& stream, bool initial);
+  void fill(PushValues& values, const ExpectedShard& shard);
   void look_at_acknowledgements(Stream& stream);
   void read_buffer(Stream& stream, std::size_t buffer, BatchId at_least);
   [[nodiscard]] BatchId batch_of_step(const Stream& stream, std::uint64_t steps) const;
@@ -122,6 +137,7 @@ class Worker final : public Actor {
   [[nodiscard]] std::span<std::byte> own_segment(store::SegmentKind kind, ExtentId extent) const;
   [[nodiscard]] LifeId life() const noexcept { return {member_, incarnation_}; }
   void leave_checker();
+  [[nodiscard]] bool counted_out() const noexcept;
 
   World& world_;
   Random random_;
@@ -145,7 +161,6 @@ class Worker final : public Actor {
   const store::ControlBlock* control_ = nullptr;
   store::MailboxBlock* mailbox_ = nullptr;
   std::optional<wire::ToWorker> answer_;
-  std::uint64_t ready_streams_ = 0;  ///< bit s: the request for stream s has been answered
   std::deque<Stream> streams_;
   std::string doing_ = "starting";
 };

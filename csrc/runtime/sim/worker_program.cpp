@@ -44,38 +44,13 @@ Worker::Stream* Worker::next_stream() {
 }
 
 Task Worker::open(Stream& stream) {
-  doing_ = formatted("opening stream {}", raw(stream.id));
-  const auto layout = world_.layout(stream.id).serialize();
-  co_await ask(wire::OpenStream{.stream = stream.id,
-                                .mode = stream.plan->mode(),
-                                .pull = stream.plan->pull,
-                                .bound = stream.plan->bound,
-                                .layout_bytes = layout.size(),
-                                .blob_bytes = 0,
-                                .has_blob = false},
-               layout);
-  const auto* const ready = std::get_if<wire::StreamReady>(&*answer_);
-  if (ready == nullptr || ready->stream != stream.id) {
-    world_.checker().fail("protocol", "the server answered another question");
-    throw Failed{};
-  }
-  const bool rejoined = ready->rejoined;
-  stream.first_clock = raw(ready->clock);
-  stream.barriers = ready->barriers;
-  stream.extent = ExtentId{control_->streams[index(stream.id)].extents[0].load()};
+  co_await add_part(stream);
+  const auto& ready = std::get<wire::StreamReady>(*answer_);
+  const bool rejoined = ready.rejoined;
+  stream.first_clock = raw(ready.clock);
+  stream.barriers = ready.barriers;
   stream.mail = &mailbox_->streams[index(stream.id)];
   stream.queue = worker::PushQueue{*stream.mail, incarnation_};
-  const store::ExtentLayout& extent = world_.layout(stream.id);
-  stream.slots = store::SlotsView{own_segment(store::SegmentKind::kSlots, stream.extent),
-                                  extent.bitmap_bytes(), extent.value_bytes()};
-  stream.shard = store::ShardView{own_segment(store::SegmentKind::kShard, stream.extent)};
-  stream.pull = store::PullView{own_segment(store::SegmentKind::kPull, stream.extent),
-                                world_.layout(stream.id).value_bytes()};
-  if (!stream.slots || !stream.shard ||
-      (stream.plan->pull == store::PullMode::kBuffered && !stream.pull)) {
-    world_.checker().fail("protocol", "a stream is ready, but a segment of it is missing");
-    throw Failed{};
-  }
   world_.checker().joined(stream.id, life(), *stream.mail, stream.barriers);
   if (!rejoined) co_await provide_or_wait(stream);
   // The first snapshot.
@@ -85,26 +60,75 @@ Task Worker::open(Stream& stream) {
     co_await read_shard(stream, BatchId{0});
 }
 
+/// Adds the next extent to a stream that is under way, whatever the others do.
+Task Worker::grow(Stream& stream) {
+  co_await add_part(stream);
+  if (!std::get<wire::StreamReady>(*answer_).rejoined) co_await provide_or_wait(stream);
+  // As the real worker does: a buffered reply that is under way may lack the extent.
+  if (stream.plan->pull == store::PullMode::kBuffered) {
+    co_await take_cut(stream);
+    stream.grown_at = stream.steps;
+  } else {
+    co_await read_shard(stream, BatchId{0});
+  }
+}
+
+Task Worker::add_part(Stream& stream) {
+  const StreamExtent place{static_cast<std::uint16_t>(stream.parts.size())};
+  doing_ = formatted("opening extent {} of stream {}", raw(place), raw(stream.id));
+  const store::ExtentLayout& layout = world_.layout(stream.id, place);
+  const auto bytes = layout.serialize();
+  co_await ask(wire::OpenStream{.stream = stream.id,
+                                .extent = place,
+                                .mode = stream.plan->mode(),
+                                .pull = stream.plan->pull,
+                                .bound = stream.plan->bound,
+                                .layout_bytes = bytes.size(),
+                                .blob_bytes = 0,
+                                .has_blob = false},
+               bytes);
+  const auto* const ready = std::get_if<wire::StreamReady>(&*answer_);
+  if (ready == nullptr || ready->stream != stream.id || ready->extent != place) {
+    world_.checker().fail("protocol", "the server answered another question");
+    throw Failed{};
+  }
+  Part part;
+  part.id = ExtentId{control_->streams[index(stream.id)].extents[index(place)].load()};
+  part.slots = store::SlotsView{own_segment(store::SegmentKind::kSlots, part.id),
+                                layout.bitmap_bytes(), layout.value_bytes()};
+  part.shard = store::ShardView{own_segment(store::SegmentKind::kShard, part.id)};
+  part.pull =
+      store::PullView{own_segment(store::SegmentKind::kPull, part.id), layout.value_bytes()};
+  if (!part.slots || !part.shard ||
+      (stream.plan->pull == store::PullMode::kBuffered && !part.pull)) {
+    world_.checker().fail("protocol", "an extent is ready, but a segment of it is missing");
+    throw Failed{};
+  }
+  stream.parts.push_back(part);
+}
+
 Task Worker::provide_or_wait(Stream& stream) {
-  const auto initialised = [this, &stream] {
-    return control_->extents[index(stream.extent)].initialised.load(std::memory_order_acquire) == 1;
+  const std::uint64_t bit = std::uint64_t{1} << (stream.parts.size() - 1);
+  const auto initialised = [this, id = stream.parts.back().id] {
+    return control_->extents[index(id)].initialised.load(std::memory_order_acquire) == 1;
   };
   while (!initialised()) {
-    if (stream.provides) {
+    if ((stream.provides & bit) != 0) {
       co_await push(stream, make_set(stream, true));
       // As the real worker does: a reminder that comes meanwhile is no second request.
       co_await wait_for(formatted("setting the first values of stream {}", raw(stream.id)),
                         [&] { return stream.queue.all_applied(); });
-      stream.provides = false;
+      stream.provides &= ~bit;
     }
     co_await wait_for(formatted("waiting for the first values of stream {}", raw(stream.id)),
-                      [&] { return initialised() || stream.provides; });
+                      [&] { return initialised() || (stream.provides & bit) != 0; });
   }
 }
 
 Task Worker::step(Stream& stream) {
   const StreamPlan& plan = *stream.plan;
   co_await pause(world_.scenario().timing.compute);
+  if (stream.parts.size() < plan.extents.size() && random_.chance(plan.grow)) co_await grow(stream);
   if (random_.chance(plan.set)) co_await set_values(stream);
   const bool eager = plan.scheme == Scheme::kPsPlus;
   if (eager) {
@@ -131,6 +155,7 @@ Task Worker::await_reply(Stream& stream, std::uint64_t steps_done) {
       [&] { return raw(stream.queue.released()) >= clock; });
   world_.checker().saw_released(stream.id, life(), clock);
   const BatchId own = batch_of_step(stream, steps_done);
+  if (stream.grown_at == steps_done) co_return;  // its snapshot is newer
   if (stream.plan->pull == store::PullMode::kBuffered)
     read_buffer(stream, clock % 2, own);
   else
@@ -143,9 +168,11 @@ BatchId Worker::batch_of_step(const Stream& stream, std::uint64_t steps) const {
 }
 
 void Worker::read_buffer(Stream& stream, std::size_t buffer, BatchId at_least) {
-  world_.checker().read_cut(stream.id, member_, stream.pull, buffer, at_least);
+  std::vector<store::PullView> views;
+  for (const Part& part : stream.parts) views.push_back(part.pull);
+  world_.checker().read_cut(stream.id, member_, views, buffer, at_least);
   stream.snapshot_foreign =
-      worker::load_step_vector(stream.pull.header().cuts[buffer]).foreign(member_);
+      worker::load_step_vector(views.front().header().cuts[buffer]).foreign(member_);
 }
 
 /// A mapped snapshot: the step vector first, then chunk by chunk.
@@ -154,14 +181,17 @@ Task Worker::read_shard(Stream& stream, BatchId at_least) {
   const auto vector = worker::load_step_vector(*control_, stream.id);
   at_least = std::max(at_least, checker.contained_in(stream.id, vector));
   std::vector<std::byte> chunk(world_.scenario().chunk_bytes);
-  for (std::uint32_t c = 0; c < stream.shard.header().chunk_count; ++c) {
-    const auto batch = stream.shard.read_chunk(ChunkIndex{c}, chunk);
-    if (batch.ok())
-      checker.read_chunk(stream.id, ChunkIndex{c}, *batch, chunk, at_least);
-    else
-      checker.fail("contents", batch.status().message());
-    spend(1);
-    if (random_.chance(0.3)) co_await sleep(random_.duration(nanoseconds{0}, nanoseconds{3000}));
+  for (std::uint16_t e = 0; e < stream.parts.size(); ++e) {
+    const store::ShardView& shard = stream.parts[e].shard;
+    for (std::uint32_t c = 0; c < shard.header().chunk_count; ++c) {
+      const auto batch = shard.read_chunk(ChunkIndex{c}, chunk);
+      if (batch.ok())
+        checker.read_chunk(stream.id, StreamExtent{e}, ChunkIndex{c}, *batch, chunk, at_least);
+      else
+        checker.fail("contents", batch.status().message());
+      spend(1);
+      if (random_.chance(0.3)) co_await sleep(random_.duration(nanoseconds{0}, nanoseconds{3000}));
+    }
   }
   stream.snapshot_foreign = vector.foreign(member_);
 }
@@ -179,12 +209,15 @@ Task Worker::flush(Stream& stream) {
 /// One cut that includes all own pushes.
 Task Worker::take_cut(Stream& stream) {
   co_await flush(stream);
-  if (!stream.pull) {
+  const auto lacks_pull = [](const Part& part) { return !part.pull; };
+  if (std::any_of(stream.parts.begin(), stream.parts.end(), lacks_pull)) {
     doing_ = formatted("asking for pull buffers of stream {}", raw(stream.id));
     co_await ask(wire::NeedPull{stream.id});
-    stream.pull = store::PullView{own_segment(store::SegmentKind::kPull, stream.extent),
-                                  world_.layout(stream.id).value_bytes()};
-    if (!stream.pull) {
+    for (std::uint16_t e = 0; e < stream.parts.size(); ++e)
+      stream.parts[e].pull =
+          store::PullView{own_segment(store::SegmentKind::kPull, stream.parts[e].id),
+                          world_.layout(stream.id, StreamExtent{e}).value_bytes()};
+    if (std::any_of(stream.parts.begin(), stream.parts.end(), lacks_pull)) {
       world_.checker().fail("protocol", "pull buffers are ready, but there are none");
       throw Failed{};
     }

@@ -41,12 +41,18 @@ void Worker::connect() {
                     .process = process_});
 }
 
-bool Worker::may_still_publish() const noexcept {
-  // The server closes every stream of a worker that it counts out, used or not.
+/// The server closes every stream of a worker that it counts out, used or not.
+bool Worker::counted_out() const noexcept {
   const std::uint64_t unused =
       mailbox_->streams[store::kMaxStreams - 1].published.load(std::memory_order_acquire);
-  return !detaching_ && !session_failed_ && (unused & store::PushMark::kClosed) == 0;
+  return (unused & store::PushMark::kClosed) != 0;
 }
+
+bool Worker::may_still_publish() const noexcept {
+  return !detaching_ && !session_failed_ && !counted_out();
+}
+
+bool Worker::may_hand_over() const noexcept { return attached() && (detaching_ || !counted_out()); }
 
 void Worker::server_is_up() {
   if (frozen()) {
@@ -121,10 +127,11 @@ void Worker::take(const wire::ToWorker& message, std::vector<store::SegmentHandl
     return;
   }
   if (const auto* const m = std::get_if<wire::StreamReady>(&message)) {
-    for (Stream& stream : streams_)
-      if (stream.id == m->stream && m->provides) stream.provides = true;
-    const std::uint64_t bit = std::uint64_t{1} << raw(m->stream);
-    if ((std::exchange(ready_streams_, ready_streams_ | bit) & bit) != 0) {
+    const std::uint64_t bit = std::uint64_t{1} << raw(m->extent);
+    for (Stream& stream : streams_) {
+      if (stream.id != m->stream) continue;
+      if (m->provides) stream.provides |= bit;
+      if ((std::exchange(stream.ready, stream.ready | bit) & bit) == 0) continue;
       notify();  // no answer: it is this worker's turn to provide
       return;
     }

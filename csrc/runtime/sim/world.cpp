@@ -148,7 +148,7 @@ void World::start_successor() {
   std::vector<Worker*> able;
   bool waits = false;
   for (Worker* const worker : current_) {
-    if (worker == nullptr || !worker->attached()) continue;
+    if (worker == nullptr || !worker->may_hand_over()) continue;
     if (worker->frozen())
       waits = true;
     else
@@ -196,10 +196,13 @@ void World::end_of_job() {
   over_ = true;
   outcome_.stores += server_->stores();
   checker_.observe();
-  for (std::size_t s = 0; s < scenario_.streams.size(); ++s) {
-    const StreamId stream{static_cast<std::uint16_t>(s)};
-    if (const auto segment = shard(stream); !segment.bytes.empty())
-      checker_.finish(stream, store::ShardView{segment.bytes});
+  for (std::uint16_t s = 0; s < scenario_.streams.size(); ++s) {
+    const StreamId stream{s};
+    if (shard(stream, StreamExtent{0}).bytes.empty()) continue;
+    checker_.finish(stream);
+    for (std::uint16_t e = 0; e < scenario_.streams[s].extents.size(); ++e)
+      if (const auto segment = shard(stream, StreamExtent{e}); !segment.bytes.empty())
+        checker_.finish(stream, StreamExtent{e}, store::ShardView{segment.bytes});
   }
 }
 
@@ -222,11 +225,13 @@ void World::worker_has_ended(Worker& worker, bool by_fault) {
   });
 }
 
-store::SegmentHandle World::shard(StreamId stream) const {
+store::SegmentHandle World::shard(StreamId stream, StreamExtent extent) const {
   const store::ControlBlock* const control = checker_.control();
-  if (control == nullptr || control->streams[index(stream)].open.load() == 0) return {};
-  const std::uint16_t extent = control->streams[index(stream)].extents[0].load();
-  const auto found = shards_.find(SegmentId{control->extents[extent].shard_segment.load()});
+  if (control == nullptr) return {};
+  const store::StreamEntry& entry = control->streams[index(stream)];
+  if (entry.open.load() == 0 || raw(extent) >= entry.extent_count.load()) return {};
+  const std::uint16_t id = entry.extents[index(extent)].load();
+  const auto found = shards_.find(SegmentId{control->extents[id].shard_segment.load()});
   return found == shards_.end() ? store::SegmentHandle{} : found->second;
 }
 

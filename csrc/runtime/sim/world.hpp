@@ -51,8 +51,8 @@ class World {
   [[nodiscard]] Checker& checker() noexcept { return checker_; }
   [[nodiscard]] Server& server() noexcept { return *server_; }
   [[nodiscard]] std::uint64_t next_job_number() noexcept { return random_.next() | 1; }
-  [[nodiscard]] const store::ExtentLayout& layout(StreamId stream) {
-    return checker_.shard(stream).layout();
+  [[nodiscard]] const store::ExtentLayout& layout(StreamId stream, StreamExtent extent) {
+    return checker_.shard(stream, extent).layout();
   }
 
   // The network.
@@ -73,8 +73,8 @@ class World {
   // What happens to workers.
   void worker_has_ended(Worker& worker, bool by_fault);
 
-  /// The segment of a stream's shard; empty before there is one.
-  [[nodiscard]] store::SegmentHandle shard(StreamId stream) const;
+  /// The segment of an extent's shard; empty before there is one.
+  [[nodiscard]] store::SegmentHandle shard(StreamId stream, StreamExtent extent) const;
   void count_read() noexcept { ++outcome_.reads; }
   /// Adds a line to the trace, if there is one.
   template <class... Args>

@@ -28,7 +28,7 @@ TEST_P(SimStalenessTest, EqualWorkersSeeWhatTheTheorySays) {
   plan.scheme = scheme;
   plan.pull = pull;
   plan.target = 150;
-  plan.params = {{"w", DType::float32, {48}}};
+  plan.extents = {{{"w", DType::float32, {48}}}};
   scenario.streams = {plan};
   scenario.chunk_bytes = 64;
   scenario.budget_bytes = 64;

@@ -168,16 +168,10 @@ TEST_P(ApplierTest, CountersAndAcknowledgementsStandAsTheRecordSays) {
 
 TEST_P(ApplierTest, SecondExtentOfAStream) {
   FoundedJob founded = job(1);
-  // What a later add_param_group does, by hand.
   const store::ExtentLayout more{{{"h", DType::float32, {50}}, {"k", DType::float64, {2}}}, 128};
   store::ControlBlock& control = founded.control();
   TestWorker& worker = founded.workers[0];
-  ASSERT_OK(founded.store().create_shard(ExtentId{1}, more));
-  ASSERT_OK(founded.store().create_slots(worker.member, worker.incarnation, ExtentId{1}));
-  control.extents[1].open = 1;
-  control.streams[0].extents[1] = 1;
-  control.streams[0].extent_count = 2;
-  control.layout_version = 2;
+  founded.open(worker, kStream, more, {.extent = StreamExtent{1}});
   for (const std::uint32_t flags :
        {store::kPushAllParams | store::kPushSet, std::uint32_t{store::kPushAllParams}}) {
     std::vector<double> h(50), k(2);
@@ -186,7 +180,7 @@ TEST_P(ApplierTest, SecondExtentOfAStream) {
     const auto slot = founded.slot(worker, kStream, 1);
     FoundedJob::write(more, 0, h, slot);
     FoundedJob::write(more, 1, k, slot);
-    ASSERT_OK(founded.publish(worker, {.flags = flags, .extents = 2, .layout_version = 2}));
+    ASSERT_OK(founded.publish(worker, {.flags = flags, .extents = 2}));
     apply(founded);
   }
   founded.expect_values(initial_value);  // the first extent was not carried

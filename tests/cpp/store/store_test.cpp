@@ -23,7 +23,6 @@ constexpr MemberId kOther{7};
 constexpr Incarnation kLife{21};
 constexpr Incarnation kOtherLife{22};
 constexpr ExtentId kExtent{0};
-constexpr StreamId kStream{0};
 
 /// A job with one stream over one extent and two registered workers, written word by word.
 class StoreTest : public ::testing::Test {
@@ -51,6 +50,7 @@ class StoreTest : public ::testing::Test {
     control.members[index(member)].state = raw(state);
     StreamMember& entry = control.streams[0].members[index(member)];
     entry.dedup = PushMark{life, Sequence{5}}.pack();
+    entry.extents = 1;
     entry.state = raw(StreamMemberState::kRegistered);
   }
 
@@ -132,7 +132,7 @@ TEST_F(StoreTest, PullBuffersDoNotOverlapTheirCuts) {
 TEST_F(StoreTest, ASuccessorFindsEverythingInAnyOrder) {
   ASSERT_OK(store_.create_pull(kMember, kLife, kExtent));
   const std::vector<std::byte> words{std::byte{1}, std::byte{2}};
-  ASSERT_OK(store_.create_blob(kStream, words));
+  ASSERT_OK(store_.create_blob(kExtent, words));
   store_.slots(kMember, kExtent).values(Sequence{1})[7] = std::byte{0x77};
   std::mt19937 random{5};
   for (int turn = 0; turn < 20; ++turn) {
@@ -146,7 +146,7 @@ TEST_F(StoreTest, ASuccessorFindsEverythingInAnyOrder) {
     EXPECT_EQ(successor.slots_id(kOther, kExtent), store_.slots_id(kOther, kExtent));
     EXPECT_EQ(successor.pull_id(kMember, kExtent), store_.pull_id(kMember, kExtent));
     EXPECT_EQ(&successor.mailbox(kOther), &store_.mailbox(kOther));
-    EXPECT_EQ(successor.blob(kStream), store_.blob(kStream));
+    EXPECT_EQ(successor.blob(kExtent), store_.blob(kExtent));
     EXPECT_OK(match_layouts(layout(), successor.shard(kExtent).layout, Rank{0}));
     EXPECT_EQ(successor.shard(kExtent).free.spare(0), store_.shard(kExtent).free.spare(0));
   }
@@ -228,6 +228,72 @@ TEST_F(StoreTest, AnExtentThatNobodyHoldsYetIsForgotten) {
   }
 }
 
+/// Appends an extent to the stream, as a server does.
+SegmentId append(Store& store, ExtentId extent, std::uint32_t place, const ExtentLayout& layout) {
+  ControlBlock& control = store.control();
+  const auto shard = store.create_shard(extent, layout);
+  EXPECT_OK(shard);
+  control.extents[index(extent)].shard_segment = raw(*shard);
+  control.extents[index(extent)].place = place;
+  control.extents[index(extent)].open = 1;
+  control.layout_version = raw(extent) + 1u;
+  control.streams[0].extents[place] = raw(extent);
+  control.streams[0].extent_count = place + 1;
+  return *shard;
+}
+
+TEST_F(StoreTest, AnAddedExtentThatNobodyHoldsYetIsForgottenAndItsStreamGoesOn) {
+  ControlBlock& control = store_.control();
+  for (const bool counted : {true, false}) {
+    SCOPED_TRACE(counted);
+    control.streams[0].extents[1] = 1;
+    control.extents[1].place = 1;
+    control.extents[1].shard_segment = 50;
+    control.extents[1].open = 1;
+    control.layout_version = 2;
+    control.streams[0].extent_count = counted ? 2 : 1;
+    Store successor{source_};
+    ASSERT_OK(successor.adopt(handles()));
+    EXPECT_EQ(control.streams[0].open.load(), 1u);
+    EXPECT_EQ(control.streams[0].extent_count.load(), 1u);
+    EXPECT_EQ(control.extents[1].open.load(), 0u);
+    EXPECT_EQ(control.layout_version.load(), 1u);
+  }
+}
+
+TEST_F(StoreTest, SlotsAreNeededOfTheExtentsThatAWorkerHasRegistered) {
+  append(store_, ExtentId{1}, 1, layout());
+  ASSERT_OK(store_.create_slots(kMember, kLife, ExtentId{1}));
+  const auto without = [](const SegmentHeader& h) {
+    return h.kind == SegmentKind::kSlots && h.extent == 1;
+  };
+  {
+    Store successor{source_};
+    ASSERT_OK(successor.adopt(handles_without(without)));  // kOther never added it
+    EXPECT_FALSE(successor.slots(kOther, ExtentId{1}));
+  }
+  store_.control().streams[0].members[index(kMember)].extents = 3;
+  Store successor{source_};
+  EXPECT_THAT(successor.adopt(handles_without(without)),
+              FailsWith(StatusCode::kInternal, "a slots segment of member 3"));
+  Store complete{source_};
+  ASSERT_OK(complete.adopt(handles()));
+  EXPECT_TRUE(complete.slots(kMember, ExtentId{1}));
+}
+
+// An extent was forgotten with its server, and another one has got its number since.
+TEST_F(StoreTest, SlotsLeftOverFromAForgottenExtentOfThatNumberAreLeftOut) {
+  const ExtentLayout larger{{{"x", DType::float32, {4000}}}, 64};
+  ASSERT_OK(store_.create_shard(ExtentId{1}, larger));
+  const auto stale = store_.create_slots(kMember, kLife, ExtentId{1});
+  ASSERT_OK(stale);
+  append(store_, ExtentId{1}, 1, layout());
+  Store successor{source_};
+  ASSERT_OK(successor.adopt(handles()));
+  EXPECT_FALSE(successor.segments().contains(*stale));
+  EXPECT_FALSE(successor.slots(kMember, ExtentId{1}));
+}
+
 TEST_F(StoreTest, DamagedSegmentsAreRefused) {
   const auto refused_with = [&](auto damage, auto matcher) {
     auto segments = handles();
@@ -260,10 +326,10 @@ TEST_F(StoreTest, DamagedSegmentsAreRefused) {
   refused_with([] {}, psplus::testing::IsOk());
 }
 
-TEST_F(StoreTest, SegmentsOfAnotherSizeThanTheLayoutSaysAreRefused) {
+TEST_F(StoreTest, SegmentsOfAnotherSizeThanTheLayoutSaysDoNotCount) {
   const SegmentHandle wrong = psplus::testing::heap_segment(2 * kPageBytes);
   auto& header = *reinterpret_cast<SegmentHeader*>(wrong.bytes.data());
-  for (const SegmentKind kind : {SegmentKind::kSlots, SegmentKind::kPull, SegmentKind::kMailbox}) {
+  for (const SegmentKind kind : {SegmentKind::kSlots, SegmentKind::kMailbox}) {
     header = header_of(SegmentKind::kSlots);
     header.kind = kind;
     header.size = wrong.bytes.size();
@@ -274,6 +340,12 @@ TEST_F(StoreTest, SegmentsOfAnotherSizeThanTheLayoutSaysAreRefused) {
     EXPECT_THAT(successor.adopt(segments), FailsWith(StatusCode::kInternal, "missing or damaged"))
         << to_string(kind);
   }
+  header.kind = SegmentKind::kPull;  // which can be asked for again
+  auto segments = handles();
+  segments.push_back(wrong);
+  Store successor{source_};
+  ASSERT_OK(successor.adopt(segments));
+  EXPECT_FALSE(successor.pull(kMember, kExtent));
 }
 
 TEST_F(StoreTest, DropMemberForgetsExactlyItsSegments) {
@@ -298,12 +370,12 @@ TEST_F(StoreTest, NoMemoryIsReportedAndChangesNothing) {
     const Result<SegmentId> made = kind == 0   ? store_.create_mailbox(MemberId{1}, kLife)
                                    : kind == 1 ? store_.create_shard(ExtentId{1}, layout())
                                    : kind == 2 ? store_.create_slots(MemberId{1}, kLife, kExtent)
-                                               : store_.create_blob(kStream, blob);
+                                               : store_.create_blob(kExtent, blob);
     EXPECT_THAT(made, FailsWith(StatusCode::kNoSpace, "no memory for psplus-"));
     EXPECT_EQ(store_.segments().size(), 6u);
     EXPECT_FALSE(store_.has_mailbox(MemberId{1}));
     EXPECT_FALSE(store_.slots(MemberId{1}, kExtent));
-    EXPECT_EQ(store_.blob(kStream), SegmentId{});
+    EXPECT_EQ(store_.blob(kExtent), SegmentId{});
   }
 }
 

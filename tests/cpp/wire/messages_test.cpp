@@ -13,7 +13,8 @@ namespace psplus::wire {
 auto tied(const Attach& m) { return std::tie(m.protocol, m.rank, m.world_size, m.process); }
 auto tied(const Resume& m) { return std::tie(m.protocol, m.job, m.member, m.incarnation); }
 auto tied(const OpenStream& m) {
-  return std::tie(m.stream, m.mode, m.pull, m.bound, m.layout_bytes, m.blob_bytes, m.has_blob);
+  return std::tie(m.stream, m.extent, m.mode, m.pull, m.bound, m.layout_bytes, m.blob_bytes,
+                  m.has_blob);
 }
 auto tied(const Holding& m) { return std::tie(m.segment); }
 auto tied(const NeedPull& m) { return std::tie(m.stream); }
@@ -24,7 +25,7 @@ auto tied(const Offer& m) { return std::tie(m.segment); }
 auto tied(const Drop& m) { return std::tie(m.segment); }
 auto tied(const Attached&) { return std::tuple<>{}; }
 auto tied(const StreamReady& m) {
-  return std::tie(m.stream, m.provides, m.rejoined, m.clock, m.barriers, m.blob_segment);
+  return std::tie(m.stream, m.extent, m.provides, m.rejoined, m.clock, m.barriers, m.blob_segment);
 }
 auto tied(const PullReady& m) { return std::tie(m.stream); }
 auto tied(const StreamClosed& m) { return std::tie(m.stream); }
@@ -39,8 +40,8 @@ using psplus::testing::FailsWith;
 const std::vector<ToServer> kToServer{
     Attach{0x01020304, Rank{0x11121314}, 0x21222324, 0x31323334},
     Resume{0x41424344, 0x5152535455565758, MemberId{0x61}, Incarnation{0x7172}},
-    OpenStream{StreamId{0x21}, store::Mode::kBsp, store::PullMode::kBuffered, 0x9192939495969798,
-               0xa1a2a3a4a5a6a7a8, 0xb1b2b3b4b5b6b7b8, true},
+    OpenStream{StreamId{0x21}, StreamExtent{0x2f}, store::Mode::kBsp, store::PullMode::kBuffered,
+               0x9192939495969798, 0xa1a2a3a4a5a6a7a8, 0xb1b2b3b4b5b6b7b8, true},
     Holding{SegmentId{0xc1c2c3c4}},
     NeedPull{StreamId{0x31}},
     CloseStream{StreamId{0x3f}},
@@ -50,8 +51,8 @@ const std::vector<ToWorker> kToWorker{
     Offer{SegmentId{0x05060708}},
     Drop{SegmentId{0x15161718}},
     Attached{},
-    StreamReady{StreamId{0x22}, true, false, Step{0x2526272829303132}, 0x3334353637383940,
-                SegmentId{0x41424344}},
+    StreamReady{StreamId{0x22}, StreamExtent{0x3e}, true, false, Step{0x2526272829303132},
+                0x3334353637383940, SegmentId{0x41424344}},
     PullReady{StreamId{0x23}},
     StreamClosed{StreamId{0x24}},
     Detached{},
@@ -169,6 +170,14 @@ TEST(MessageRanges, IdsThatIndexArraysAreChecked) {
               FailsWith(code, text));
   EXPECT_THAT(decode_to_worker(encode(ToWorker{PullReady{stray}})), FailsWith(code, text));
   EXPECT_THAT(decode_to_worker(encode(ToWorker{StreamClosed{StreamId{0xffff}}})),
+              FailsWith(code, text));
+
+  const StreamExtent last_extent{store::kMaxStreamExtents - 1};
+  const StreamExtent stray_extent{store::kMaxStreamExtents};
+  EXPECT_OK(decode_to_server(encode(ToServer{OpenStream{.extent = last_extent}})));
+  EXPECT_THAT(decode_to_server(encode(ToServer{OpenStream{.extent = stray_extent}})),
+              FailsWith(code, text));
+  EXPECT_THAT(decode_to_worker(encode(ToWorker{StreamReady{.extent = stray_extent}})),
               FailsWith(code, text));
 
   const MemberId last_member{store::kMaxMembers - 1};

@@ -27,7 +27,6 @@ TEST_F(PushQueueTest, PublishesTheWholeDescriptorUnderTheNextSequence) {
                               .extents = 0x20 + sequence,
                               .lambda = 0.5 * static_cast<double>(sequence),
                               .snapshot_foreign = 40 + sequence,
-                              .layout_version = static_cast<std::uint32_t>(50 + sequence),
                               .epoch = Epoch{static_cast<std::uint32_t>(60 + sequence)}}));
     EXPECT_EQ(mail_->published.load(), (PushMark{kLife, Sequence{sequence}}.pack()));
     const store::PushDescriptor& d = mail_->descriptors[sequence % 2];
@@ -37,7 +36,6 @@ TEST_F(PushQueueTest, PublishesTheWholeDescriptorUnderTheNextSequence) {
     EXPECT_EQ(d.extents.load(), 0x20 + sequence);
     EXPECT_EQ(store::from_word(d.lambda.load()), 0.5 * static_cast<double>(sequence));
     EXPECT_EQ(d.snapshot_foreign.load(), 40 + sequence);
-    EXPECT_EQ(d.layout_version.load(), 50 + sequence);
     EXPECT_EQ(d.epoch.load(), 60 + sequence);
   }
 }
