@@ -64,6 +64,10 @@ def main() -> None:
             f"{args.backend}: {size} workers, {steps * BATCH * size / seconds:.0f} samples/s, "
             f"loss {loss.item() / size:.5f}"
         )
+    if args.backend == "gloo":
+        # Its thread must have let go of its last work before the interpreter ends; else torch
+        # aborts the process now and then.
+        time.sleep(0.2)
     dist.destroy_process_group()
 
 
