@@ -150,7 +150,8 @@ Result<SegmentId> Registry::make_segments(ExtentId extent, MemberId member) {
     roster_.offer(*slots);
     last = *slots;
   }
-  if (static_cast<store::PullMode>(peek(stream_of(extent).pull)) == store::PullMode::kMapped)
+  if (static_cast<store::PullMode>(peek(context_.stream(stream_id_of(extent)).pull)) ==
+      store::PullMode::kMapped)
     return last;
   const auto pull = make_pull(extent, member);
   if (!pull.ok()) return pull.status();
@@ -185,7 +186,7 @@ void Registry::need_pull(ConnectionId from, StreamId stream) {
 /// Everybody holds the member's segments: from here a successor finds them, so it may push.
 void Registry::registered(ExtentId extent, MemberId member) {
   store::Store& store = context_.store;
-  const StreamId stream{static_cast<std::uint16_t>(peek(entry_of(extent).stream))};
+  const StreamId stream = stream_id_of(extent);
   const std::uint64_t bit = std::uint64_t{1} << peek(entry_of(extent).place);
   store::StreamMember& entry = context_.in_stream(stream, member);
   const bool is_new = stream_state(context_.stream(stream), member) == StreamMemberState::kAbsent;
@@ -231,7 +232,7 @@ bool Registry::is_initialised(ExtentId extent) const {
 
 /// Whether `member` may push the extent.
 bool Registry::has_registered(ExtentId extent, MemberId member) const {
-  const StreamId stream{static_cast<std::uint16_t>(peek(entry_of(extent).stream))};
+  const StreamId stream = stream_id_of(extent);
   return stream_state(context_.stream(stream), member) == StreamMemberState::kRegistered &&
          (peek(context_.in_stream(stream, member).extents) >> peek(entry_of(extent).place) & 1) !=
              0;
@@ -248,7 +249,7 @@ std::optional<MemberId> Registry::provider(ExtentId extent) const {
   const bool here = state == store::MemberState::kLive || state == store::MemberState::kDraining;
   if (!here || peek(context_.member(member).incarnation) != peek(entry.provider_incarnation))
     return std::nullopt;
-  const StreamId stream{static_cast<std::uint16_t>(peek(entry.stream))};
+  const StreamId stream = stream_id_of(extent);
   if (stream_state(context_.stream(stream), member) != StreamMemberState::kLeft) return member;
   const auto published = store::PushMark::unpack(
       context_.store.mail(member, stream).published.load(std::memory_order_acquire));
@@ -303,7 +304,7 @@ void Registry::remind(ConnectionId connection) {
 void Registry::answer(ExtentId extent) {
   store::ControlBlock& control = context_.control();
   if (peek(control.founded) == 0) {
-    if (peek(entry_of(extent).stream) != raw(kFirstStream) || !founding_is_complete()) return;
+    if (stream_id_of(extent) != kFirstStream || !founding_is_complete()) return;
     found();
     for (const auto& [other, waiting] : applicants_)
       if (other != extent) answer(other);
@@ -341,7 +342,7 @@ void Registry::answer(ExtentId extent) {
 
 void Registry::send_ready(ConnectionId to, ExtentId extent, MemberId member) {
   const store::ExtentEntry& entry = entry_of(extent);
-  const StreamId stream{static_cast<std::uint16_t>(peek(entry.stream))};
+  const StreamId stream = stream_id_of(extent);
   const bool initialised = is_initialised(extent);
   wire::StreamReady ready{.stream = stream,
                           .extent = StreamExtent{static_cast<std::uint16_t>(peek(entry.place))},

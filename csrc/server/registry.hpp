@@ -46,8 +46,8 @@ class Registry {
   [[nodiscard]] store::ExtentEntry& entry_of(ExtentId extent) const noexcept {
     return context_.control().extents[index(extent)];
   }
-  [[nodiscard]] const store::StreamEntry& stream_of(ExtentId extent) const noexcept {
-    return context_.control().streams[peek(entry_of(extent).stream)];
+  [[nodiscard]] StreamId stream_id_of(ExtentId extent) const noexcept {
+    return StreamId{static_cast<std::uint16_t>(peek(entry_of(extent).stream))};
   }
   /// The extent at a place of a stream, if it has been created.
   [[nodiscard]] std::optional<ExtentId> extent_of(StreamId stream, StreamExtent place) const;

@@ -1,7 +1,6 @@
 """Groups of parameters that are added after wrapping, while servers hold the parameters."""
 
 import copy
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 import torch
 from problems import OPTIMIZERS, gradients_at, make_model, values_of
 from torch import nn
+from workers import wait_for_file
 
 import psplus
 from psplus.optim.fused import FusedOptimizer
@@ -457,10 +457,3 @@ def state_dict_round_trip() -> None:
 
 def test_state_dict_round_trip(workers: Workers) -> None:
     workers(state_dict_round_trip, 1)
-
-
-def wait_for_file(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} has not come"
-        time.sleep(0.01)

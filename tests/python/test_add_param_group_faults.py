@@ -1,7 +1,6 @@
 """Groups that are added while servers and workers die, stop and come back."""
 
 import os
-import secrets
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_add_param_group import step_with_ones, wait_for_file
+from test_add_param_group import step_with_ones
 from torch import nn
-from workers import start_worker
+from workers import run_lives, wait_for_file
 
 import psplus
 from psplus.session import _attachment
@@ -135,26 +134,7 @@ def come_back(meeting: str) -> dict[str, Any]:
 
 
 def test_who_comes_back_finds_the_groups_with_their_values(clean_job: Path) -> None:
-    job = secrets.token_hex(8)
-    folders = [clean_job / name for name in ("first", "second")]
-    for folder in folders:
-        folder.mkdir()
-    meeting = str(clean_job)
-    lives = [
-        start_worker(stay, 0, 2, folders[0], job, meeting=meeting),
-        start_worker(die, 1, 2, folders[0], job),
-        start_worker(come_back, 1, 2, folders[1], job, meeting=meeting),
-    ]
-    try:
-        assert lives[1].wait(30) == -signal.SIGKILL
-        assert lives[2].wait(60) == 0, (folders[1] / "1.err").read_text()
-        assert lives[0].wait(30) == 0, (folders[0] / "0.err").read_text()
-    finally:
-        for process in lives:
-            process.kill()
-            process.wait()
-    stayed = torch.load(folders[0] / "0.pt", weights_only=True)
-    returned = torch.load(folders[1] / "1.pt", weights_only=True)
+    stayed, returned, _ = run_lives(stay, die, come_back, clean_job)
     assert returned["rates"] == [1.0, 0.5, 0.25]
     assert returned["values"][:3] == stayed[:3]
     assert returned["values"][3:] == stayed[3:]

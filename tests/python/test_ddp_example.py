@@ -1,28 +1,17 @@
 """examples/ddp.py, which the README shows."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from workers import REPOSITORY
+from workers import REPOSITORY, TORCHRUN, run_program
 
 pytestmark = pytest.mark.cluster
 
 
 def loss_with(backend: str) -> float:
     script = REPOSITORY / "examples" / "ddp.py"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script), "--backend", backend, "--steps", "40"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_program(*TORCHRUN, str(script), "--backend", backend, "--steps", "40")
     assert done.returncode == 0, done.stderr
     line = re.search(rf"{backend}: 2 workers, (\d+) samples/s, loss ([\d.]+)", done.stdout)
     assert line, done.stdout

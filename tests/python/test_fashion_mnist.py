@@ -1,34 +1,19 @@
 """examples/fashion_mnist.py: a very short training, and what it says without the data."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from workers import REPOSITORY
+from workers import REPOSITORY, TORCHRUN, run_program
 
 EXAMPLE = REPOSITORY / "examples" / "fashion_mnist.py"
 DATA = Path("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-
 @pytest.mark.cluster
 @pytest.mark.skipif(not DATA.exists(), reason="needs: apt-get install dataset-fashion-mnist")
 def test_two_workers_learn(clean_job: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = run(*torchrun, str(EXAMPLE), "--epochs=1", "--steps=30")
+    done = run_program(*TORCHRUN, str(EXAMPLE), "--epochs=1", "--steps=30")
     assert done.returncode == 0, done.stderr
     epoch = re.search(r"^epoch 1: [\d.]+% right, ([\d,]+) samples/s$", done.stdout, re.MULTILINE)
     assert epoch, done.stdout
@@ -39,7 +24,7 @@ def test_two_workers_learn(clean_job: Path) -> None:
 
 
 def test_the_missing_data_set_is_named(clean_job: Path) -> None:
-    done = run(str(EXAMPLE), "--data", str(clean_job))
+    done = run_program(str(EXAMPLE), "--data", str(clean_job))
     assert done.returncode == 1
     assert "sudo apt-get install dataset-fashion-mnist" in done.stderr
     assert "Traceback" not in done.stderr

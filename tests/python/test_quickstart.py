@@ -1,15 +1,12 @@
 """examples/quickstart.ipynb: its cells run, one after the other, without Jupyter."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from workers import REPOSITORY
+from workers import REPOSITORY, run_program
 
 NOTEBOOK = REPOSITORY / "examples" / "quickstart.ipynb"
 
@@ -42,21 +39,12 @@ def test_the_notebook_is_clean() -> None:
 @pytest.mark.cluster
 def test_the_cells_run_in_order(clean_job: Path) -> None:
     sources = ["".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code"]
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
+    done = run_program(
+        "-c",
+        RUNNER,
+        environment={"MPLBACKEND": "Agg", "MPLCONFIGDIR": str(clean_job)},
         input=json.dumps(sources),
         cwd=clean_job,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "OMP_NUM_THREADS": "1",
-            "MPLBACKEND": "Agg",
-            "MPLCONFIGDIR": str(clean_job),
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     told = re.findall(

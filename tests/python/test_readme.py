@@ -1,13 +1,10 @@
 """The README's diff: the plain script and the one it makes of it both train."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from workers import REPOSITORY
+from workers import REPOSITORY, TORCHRUN, run_program
 
 
 def scripts_of_the_diff() -> tuple[str, str]:
@@ -21,19 +18,11 @@ def scripts_of_the_diff() -> tuple[str, str]:
     return "\n".join(plain), "\n".join(line[1:] for line in lines)
 
 
-def accuracies(script: str, folder: Path, launcher: list[str]) -> list[float]:
+def accuracies(script: str, folder: Path, *launcher: str) -> list[float]:
     """Runs a script in ``folder``; the accuracy that each of its processes printed."""
     path = folder / "train.py"
     path.write_text(script, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, *launcher, str(path)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_program(*launcher, str(path), cwd=folder)
     assert done.returncode == 0, done.stderr
     return [float(found) for found in re.findall(r"([\d.]+)% right", done.stdout)]
 
@@ -42,9 +31,8 @@ def accuracies(script: str, folder: Path, launcher: list[str]) -> list[float]:
 def test_the_diff_turns_a_plain_script_into_a_distributed_one(clean_job: Path) -> None:
     plain, distributed = scripts_of_the_diff()
     assert "psplus" not in plain
-    (alone,) = accuracies(plain, clean_job, [])
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    pair = accuracies(distributed, clean_job, torchrun)
+    (alone,) = accuracies(plain, clean_job)
+    pair = accuracies(distributed, clean_job, *TORCHRUN)
     assert len(pair) == 2
     for accuracy in (alone, *pair):
         assert accuracy > 80  # a third of the labels without training

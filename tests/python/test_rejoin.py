@@ -1,16 +1,14 @@
 """Workers that die and come back to a job that has gone on."""
 
 import os
-import secrets
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from workers import start_worker
+from workers import run_lives, wait_for_file
 
 import psplus
 
@@ -27,13 +25,6 @@ def push(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
-
-
-def wait_for_file(path: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} has not come"
-        time.sleep(0.01)
 
 
 def stay(meeting: str) -> dict[str, Any]:
@@ -89,26 +80,7 @@ def come_back(meeting: str, loaded_state: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("loaded_state", [False, True], ids=["fresh", "checkpoint"])
 def test_c24_who_comes_back_takes_the_servers_values(clean_job: Path, loaded_state: bool) -> None:
-    job = secrets.token_hex(8)
-    folders = [clean_job / name for name in ("first", "second")]
-    for folder in folders:
-        folder.mkdir()
-    shared = {"meeting": str(clean_job)}
-    lives = [
-        start_worker(stay, 0, 2, folders[0], job, **shared),
-        start_worker(die, 1, 2, folders[0], job),
-        start_worker(come_back, 1, 2, folders[1], job, loaded_state=loaded_state, **shared),
-    ]
-    try:
-        assert lives[1].wait(30) == -signal.SIGKILL
-        assert lives[2].wait(60) == 0, (folders[1] / "1.err").read_text()
-        assert lives[0].wait(30) == 0, (folders[0] / "0.err").read_text()
-    finally:
-        for process in lives:
-            process.kill()
-            process.wait()
-    stayed = torch.load(folders[0] / "0.pt", weights_only=True)
-    returned = torch.load(folders[1] / "1.pt", weights_only=True)
+    stayed, returned, told = run_lives(stay, die, come_back, clean_job, loaded_state=loaded_state)
 
     # Its stale weights neither stayed with it nor reached the server.
     assert stayed["before"] < -20
@@ -119,4 +91,4 @@ def test_c24_who_comes_back_takes_the_servers_values(clean_job: Path, loaded_sta
     # Without a state it begins as the job did; with one it has loaded a checkpoint and keeps it.
     assert returned["lr"] == (0.125 if loaded_state else 1.0)
     assert len(returned["buffers"]) == (2 if loaded_state else 0)
-    assert "publish()" in (folders[1] / "1.err").read_text()
+    assert "publish()" in told

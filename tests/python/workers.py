@@ -22,6 +22,7 @@ from fork_server import ForkedWorker, ForkServer
 Worker = ForkedWorker | subprocess.Popen[str]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,75 @@ def run_workers(
             "\n".join(f"--- rank {e.rank} ended with {e.status}\n{e.stderr}" for e in failed)
         )
     return [e.result for e in ended]
+
+
+def run_lives(
+    stay: Callable[..., Any],
+    die: Callable[..., Any],
+    come_back: Callable[..., Any],
+    folder: Path,
+    **keywords: Any,
+) -> tuple[Any, Any, str]:
+    """Rank 0 stays while rank 1 dies by SIGKILL and comes back in a second life.
+
+    ``stay`` and ``come_back`` are given ``meeting``, a folder for files that tell of each other;
+    ``come_back`` also the ``keywords``.
+
+    Returns:
+        What ``stay`` and ``come_back`` returned, and what the latter wrote to stderr.
+    """
+    job = secrets.token_hex(8)
+    folders = [folder / name for name in ("first", "second")]
+    for of_life in folders:
+        of_life.mkdir()
+    meeting = str(folder)
+    lives = [
+        start_worker(stay, 0, 2, folders[0], job, meeting=meeting),
+        start_worker(die, 1, 2, folders[0], job),
+        start_worker(come_back, 1, 2, folders[1], job, meeting=meeting, **keywords),
+    ]
+    told = folders[1] / "1.err"
+    try:
+        assert lives[1].wait(30) == -signal.SIGKILL
+        assert lives[2].wait(60) == 0, told.read_text()
+        assert lives[0].wait(30) == 0, (folders[0] / "0.err").read_text()
+    finally:
+        for process in lives:
+            process.kill()
+            process.wait()
+    import torch
+
+    stayed = torch.load(folders[0] / "0.pt", weights_only=True)
+    returned = torch.load(folders[1] / "1.pt", weights_only=True)
+    return stayed, returned, told.read_text()
+
+
+def wait_for_file(path: Path) -> None:
+    """Wait until another worker has made a file."""
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} has not come"
+        time.sleep(0.01)
+
+
+def run_program(
+    *arguments: str, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program as a user would; ``options`` are those of ``subprocess.run``."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        **options,
+    )
 
 
 def call(file: str, function: str, result: str, keywords: str) -> None:
