@@ -59,12 +59,14 @@ bool Batcher::read_push(StreamId stream, MemberId member, Sequence sequence, Pus
 std::vector<Batcher::Push> Batcher::collect(StreamId stream, BatchKind& kind) {
   const auto mode = static_cast<store::Mode>(peek(context_.stream(stream).mode));
   kind = mode == store::Mode::kBsp ? BatchKind::kMean : BatchKind::kAdd;
-  bool complete = true;  // BSP: every active member has pushed
+  bool complete = true;  // BSP: every active member that can step has pushed
   std::vector<Push> pushes;
   for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
     const MemberId member{m};
     const std::uint64_t waiting = pending(stream, member);
-    if (waiting == 0 && is_active(context_.control(), stream, member)) complete = false;
+    if (waiting == 0 && is_active(context_.control(), stream, member) &&
+        !stands_at_barrier(context_.control(), stream, member))
+      complete = false;
     if (waiting > store::kSlots) {
       offences_.push_back({member, "it published more pushes than it has slots"});
       continue;

@@ -127,9 +127,9 @@ bool Core::drained(MemberId member) const {
 }
 
 void Core::after_change() {
+  registry_.advance_barriers();  // first: gates do not wait for who stands there
   open_gates();
   queue_requested_cuts();
-  registry_.advance_barriers();
   registry_.answer_closes([this](StreamId s, MemberId m) { return !running_ && drained(s, m); });
   roster_.release_drained([this](MemberId m) { return drained(m); });
   registry_.settle_providers();

@@ -9,6 +9,20 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
+/// Smallest clock, as `clock_of` gives it, among active members that stand at no barrier.
+template <class ClockOf>
+std::optional<Step> least_of_those_that_step(const store::ControlBlock& control, StreamId stream,
+                                             const ClockOf& clock_of) {
+  std::optional<Step> least;
+  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
+    const MemberId member{m};
+    if (!is_active(control, stream, member) || stands_at_barrier(control, stream, member)) continue;
+    const Step clock = clock_of(member);
+    least = std::min(clock, least.value_or(clock));
+  }
+  return least;
+}
+
 }  // namespace
 
 store::MemberState member_state(const store::ControlBlock& control, MemberId member) {
@@ -39,34 +53,47 @@ std::uint32_t active_count(const store::ControlBlock& control, StreamId stream) 
   return count;
 }
 
-Step min_clock(const store::ControlBlock& control, StreamId stream, Step otherwise) {
-  bool found = false;
-  Step least = otherwise;
-  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
-    if (!is_active(control, stream, MemberId{m})) continue;
-    const Step clock{control.streams[index(stream)].members[m].clock.load(kRelaxed)};
-    least = found ? std::min(least, clock) : clock;
-    found = true;
-  }
-  return least;
+bool stands_at_barrier(const store::ControlBlock& control, StreamId stream, MemberId member) {
+  const store::StreamEntry& entry = control.streams[index(stream)];
+  const auto passed = static_cast<std::uint32_t>(entry.barriers.load(kRelaxed));
+  const std::uint32_t arrived = entry.members[index(member)].barrier_arrived.load(kRelaxed);
+  return static_cast<std::int32_t>(arrived - passed) > 0;
+}
+
+Step gate_clock(const store::ControlBlock& control, StreamId stream, MemberId member) {
+  const store::StreamMember& entry = control.streams[index(stream)].members[index(member)];
+  return Step{entry.clock.load(kRelaxed) + entry.credit.load(kRelaxed)};
+}
+
+Step least_gate_clock(const store::ControlBlock& control, StreamId stream, Step otherwise) {
+  const auto least = least_of_those_that_step(
+      control, stream, [&](MemberId member) { return gate_clock(control, stream, member); });
+  return least.value_or(otherwise);
+}
+
+Step greatest_gate_clock(const store::ControlBlock& control, StreamId stream) {
+  Step greatest{0};
+  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m)
+    if (is_active(control, stream, MemberId{m}))
+      greatest = std::max(greatest, gate_clock(control, stream, MemberId{m}));
+  return greatest;
 }
 
 Step joining_clock(const store::ControlBlock& control, StreamId stream, Step otherwise) {
-  std::map<std::size_t, Step> after;
+  std::map<std::size_t, std::uint64_t> after;  // clocks as the open batch will leave them
   const store::BatchRecord& record = control.record;
   if (store::RecordState::unpack(record.state.load(kRelaxed)).open &&
       record.stream.load(kRelaxed) == raw(stream))
     for (std::uint32_t i = 0; i < record.count.load(kRelaxed); ++i)
-      after[record.entries[i].member.load(kRelaxed)] =
-          Step{record.entries[i].after_clock.load(kRelaxed)};
-  std::optional<Step> least;
-  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
-    if (!is_active(control, stream, MemberId{m})) continue;
-    Step clock{control.streams[index(stream)].members[m].clock.load(kRelaxed)};
-    if (const auto found = after.find(m); found != after.end()) clock = found->second;
-    least = least ? std::min(*least, clock) : clock;
-  }
-  return least.value_or(otherwise);
+      after[record.entries[i].member.load(kRelaxed)] = record.entries[i].after_clock.load(kRelaxed);
+  const auto least = least_of_those_that_step(control, stream, [&](MemberId member) {
+    const auto found = after.find(index(member));
+    if (found == after.end()) return gate_clock(control, stream, member);
+    const auto& entry = control.streams[index(stream)].members[index(member)];
+    return Step{found->second + entry.credit.load(kRelaxed)};
+  });
+  if (least) return *least;
+  return active_count(control, stream) > 0 ? greatest_gate_clock(control, stream) : otherwise;
 }
 
 Step released_step(const store::ControlBlock& control, StreamId stream, MemberId member) {
@@ -76,8 +103,11 @@ Step released_step(const store::ControlBlock& control, StreamId stream, MemberId
   if (static_cast<store::Mode>(entry.mode.load(kRelaxed)) == store::Mode::kBsp ||
       bound == store::kNoBound)
     return clock;
-  const std::uint64_t least = raw(min_clock(control, stream, clock));
-  return least > ~std::uint64_t{0} - bound ? clock : std::min(clock, Step{least + bound});
+  const std::uint64_t own = raw(gate_clock(control, stream, member));
+  const std::uint64_t least = raw(least_gate_clock(control, stream, Step{own}));
+  const std::uint64_t ahead = own - std::min(own, least);
+  const std::uint64_t held = ahead - std::min(ahead, bound);
+  return Step{raw(clock) - std::min(raw(clock), held)};
 }
 
 }  // namespace psplus::server

@@ -200,6 +200,9 @@ void Registry::registered(ExtentId extent, MemberId member) {
   store.put(entry.extents, bit);
   store.put(entry.dedup, store::PushMark{life, Sequence{0}}.pack());
   store.put(entry.clock, raw(clock));
+  store.put(entry.credit, 0);
+  store.put(entry.barrier_arrived,
+            static_cast<std::uint32_t>(peek(context_.stream(stream).barriers)));
   store.put(entry.rate, 0);
   store::MailStream& mail = store.mail(member, stream);
   store.put(mail.released, raw(clock));
@@ -384,7 +387,6 @@ void Registry::advance_barriers() {
   for (std::uint16_t s = 0; s < store::kMaxStreams; ++s) {
     const StreamId stream{s};
     if (peek(context_.stream(stream).open) == 0) break;
-    const std::uint64_t next = peek(context_.stream(stream).barriers) + 1;
     bool complete = true;
     bool anybody = false;
     for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
@@ -392,19 +394,33 @@ void Registry::advance_barriers() {
       anybody = true;
       const std::uint64_t arrived =
           context_.store.mail(MemberId{m}, stream).barrier_arrived.load(std::memory_order_acquire);
-      complete = complete && arrived >= next;
       store::HalfWord& shown = context_.in_stream(stream, MemberId{m}).barrier_arrived;
       if (peek(shown) != static_cast<std::uint32_t>(arrived))
         context_.store.put(shown, static_cast<std::uint32_t>(arrived));
+      complete = complete && stands_at_barrier(control, stream, MemberId{m});
     }
-    if (!complete || !anybody) continue;
-    context_.store.put(context_.stream(stream).barriers, next);
-    for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
-      if (!is_active(control, stream, MemberId{m})) continue;
-      context_.store.put(context_.store.mail(MemberId{m}, stream).barrier_released, next,
-                         std::memory_order_release);
-      context_.emit(Wake{MemberId{m}, stream});
-    }
+    if (complete && anybody) open_barrier(stream);
+  }
+}
+
+/// Credits before the count: until it is raised all still stand, so gates see either none of them
+/// or all, and a successor that finds the count as it was gives the credits again.
+void Registry::open_barrier(StreamId stream) {
+  const store::ControlBlock& control = context_.control();
+  const Step level = greatest_gate_clock(control, stream);
+  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
+    if (!is_active(control, stream, MemberId{m})) continue;
+    store::StreamMember& entry = context_.in_stream(stream, MemberId{m});
+    const std::uint64_t credit = raw(level) - peek(entry.clock);
+    if (credit != peek(entry.credit)) context_.store.put(entry.credit, credit);
+  }
+  const std::uint64_t number = peek(context_.stream(stream).barriers) + 1;
+  context_.store.put(context_.stream(stream).barriers, number);
+  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
+    if (!is_active(control, stream, MemberId{m})) continue;
+    context_.store.put(context_.store.mail(MemberId{m}, stream).barrier_released, number,
+                       std::memory_order_release);
+    context_.emit(Wake{MemberId{m}, stream});
   }
 }
 

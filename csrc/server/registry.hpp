@@ -31,6 +31,7 @@ class Registry {
   void settle_providers();
   /// A worker came back after a take-over: it may not have heard that it is to provide values.
   void remind(ConnectionId connection);
+  /// Notes who stands at a barrier, and opens those where everybody does.
   void advance_barriers();
 
  private:
@@ -43,6 +44,7 @@ class Registry {
     StreamId stream{};
     MemberId member{};
   };
+  void open_barrier(StreamId stream);
   [[nodiscard]] store::ExtentEntry& entry_of(ExtentId extent) const noexcept {
     return context_.control().extents[index(extent)];
   }

@@ -50,12 +50,13 @@ struct StreamMember {
   HalfWord state;            ///< StreamMemberState
   HalfWord barrier_arrived;  ///< low bits of the barrier it stands at or has passed; for messages
   Word dedup;                ///< PushMark of the last push applied
-  Word clock;                ///< gate counter: steps applied; a joiner enters at the minimum
+  Word clock;                ///< steps applied; a joiner enters where the others are
+  Word credit;               ///< steps that barriers have added to its gate clock
   Word pushes;               ///< steps ever applied for this member's rank
   Word rate;                 ///< pushes a second over its last 16, a double by its bits
   Word extents;              ///< bit i: it has registered extent i, and may push it
 };
-static_assert(sizeof(StreamMember) == 48);
+static_assert(sizeof(StreamMember) == 56);
 
 struct StreamEntry {
   HalfWord open;          ///< 1 once the fields below hold; stored last

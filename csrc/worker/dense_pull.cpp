@@ -45,7 +45,7 @@ Status DenseStream::still_hopeful(std::string_view what, TimePoint since, Gate g
 /// Names the workers that the stream's gates wait for, and whether each has shown life.
 std::string DenseStream::missing_workers(TimePoint since, Gate gate, bool& all_alive) const {
   const store::ControlBlock& control = session_->control();
-  const Step own{entry().members[index(session_->member())].clock.load(std::memory_order_relaxed)};
+  const Step own = server::gate_clock(control, options_.stream, session_->member());
   std::vector<std::string> parts;
   for (std::uint16_t m = 0; m < store::kMaxMembers; ++m) {
     const MemberId member{m};
@@ -53,10 +53,9 @@ std::string DenseStream::missing_workers(TimePoint since, Gate gate, bool& all_a
       continue;
     const store::StreamMember& counters = entry().members[m];
     const Step clock{counters.clock.load(std::memory_order_relaxed)};
-    const auto arrived = counters.barrier_arrived.load(std::memory_order_relaxed);
-    const bool has_come =
-        gate == Gate::kBarrier ? arrived >= static_cast<std::uint32_t>(barriers_) : clock > own;
-    if (has_come) continue;
+    const bool stands = server::stands_at_barrier(control, options_.stream, member);
+    const bool is_ahead = server::gate_clock(control, options_.stream, member) > own;
+    if (stands || (gate == Gate::kStep && is_ahead)) continue;
     const TimePoint sign =
         from_nanoseconds(control.members[m].last_sign_of_life.load(std::memory_order_relaxed));
     const auto silent = Clock::now() - std::max(sign, since);

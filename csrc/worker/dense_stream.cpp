@@ -160,13 +160,15 @@ std::vector<std::uint64_t> DenseStream::by_rank(const std::vector<std::uint64_t>
 }
 
 Status DenseStream::barrier() {
-  ++barriers_;
-  mail().barrier_arrived.store(barriers_, std::memory_order_seq_cst);
+  const std::uint64_t number = barriers_ + 1;
+  mail().barrier_arrived.store(number, std::memory_order_seq_cst);
   session_->ring();
-  return wait(
+  const Status passed = wait(
       "the other workers at a barrier",
-      [&] { return mail().barrier_released.load(std::memory_order_acquire) >= barriers_; },
+      [&] { return mail().barrier_released.load(std::memory_order_acquire) >= number; },
       Gate::kBarrier);
+  if (passed.ok()) barriers_ = number;  // else the next call stands at this one again
+  return passed;
 }
 
 Status DenseStream::close(nanoseconds timeout) {

@@ -187,7 +187,7 @@ class DenseStream {
   bool closed_ = false;
   bool left_ = false;                 ///< closed, and all of its pushes are in
   std::uint64_t base_clock_ = 0;      ///< gate counter at which this worker entered
-  std::uint64_t barriers_ = 0;        ///< barriers this worker has stood at
+  std::uint64_t barriers_ = 0;        ///< barriers this worker has passed
   std::uint64_t steps_ = 0;           ///< steps published
   std::uint64_t cuts_ = 0;            ///< cuts requested
   std::optional<std::uint32_t> cut_;  ///< pull buffer that holds the snapshot at hand (buffered)

@@ -28,7 +28,7 @@ void Checker::begin(store::SegmentHandle control) {
   control_segment_ = std::move(control);
   control_ = reinterpret_cast<const store::ControlBlock*>(control_segment_.bytes.data());
   last_state_ = {};
-  for (Stream& stream : streams_) stream.state = {};
+  for (Stream& stream : streams_) stream.state = {}, stream.barriers = 0;
 }
 
 void Checker::fail(std::string_view rule, std::string text) {
@@ -62,6 +62,7 @@ void Checker::published(StreamId id, LifeId life, Sequence sequence, PushFacts f
   std::uint64_t clock = stream.now.clock[index(life.member)];
   for (std::uint64_t s = entry.applied; s < entry.pushes.size(); ++s)
     if ((entry.pushes[s].facts.flags & store::kPushSet) == 0) ++clock;
+  clock += credit(id, index(life.member));
   if (const auto least = least_clock(id, index(life.member)); least && clock > *least + bound + 1)
     fail("bound", formatted("member {} publishes step {} on stream {} while another is at {}; the "
                             "bound is {}",
@@ -94,6 +95,7 @@ void Checker::saw_applied(StreamId id, LifeId life, Sequence sequence, std::uint
 void Checker::saw_released(StreamId id, LifeId life, std::uint64_t clock) {
   const std::uint64_t bound = scenario_.streams[index(id)].bound;
   if (bound == store::kNoBound || violation_) return;
+  clock += credit(id, index(life.member));
   const auto least = least_clock(id, index(life.member));
   if (least && clock > *least + bound)
     fail("bound", formatted("member {} has its reply to step {} on stream {} while another is at "

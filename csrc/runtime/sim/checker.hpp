@@ -114,6 +114,7 @@ class Checker {
   };
   struct Stream {
     std::vector<ExpectedShard> shards;  ///< by extent
+    std::uint64_t barriers = 0;         ///< opened so far
     std::map<LifeId, Life> lives;
     Counters now;                   ///< as the last record opened says, by our own account
     std::vector<Counters> history;  ///< after each batch of this stream
@@ -127,6 +128,7 @@ class Checker {
   };
 
   void watch_registrations();
+  void watch_barriers();
   void registered(StreamId id, MemberId member);
   void opened(BatchId batch);
   void opened_set(Stream& stream, BatchId batch);
@@ -136,6 +138,10 @@ class Checker {
   void check_step_members(StreamId id, const std::vector<Included>& pushes);
   [[nodiscard]] bool is_active(StreamId stream, std::size_t member) const;
   [[nodiscard]] std::uint32_t active_count(StreamId stream) const;
+  /// Whether a member that counts can step: unless it stands at a barrier that is still closed, as
+  /// it has said and the server has noted.
+  [[nodiscard]] bool can_step(StreamId stream, std::size_t member) const;
+  [[nodiscard]] std::uint64_t credit(StreamId stream, std::size_t member) const;
   [[nodiscard]] std::optional<std::uint64_t> least_clock(StreamId stream,
                                                          std::size_t without) const;
 

@@ -34,6 +34,7 @@ double divisor_of(const PushFacts& facts, std::uint32_t workers) {
 void Checker::observe() {
   if (control_ == nullptr || violation_) return;
   watch_registrations();
+  watch_barriers();
   const auto state = store::RecordState::unpack(peek(control_->record.state));
   if (state.batch == last_state_.batch && state.open == last_state_.open) return;
   if (state.open) {
@@ -70,17 +71,46 @@ void Checker::watch_registrations() {
   }
 }
 
-/// A joiner enters at the least clock of those that count, as the batch that is open will leave
-/// them, or where its rank stood before; a worker that the job began with counted before it
-/// registered, at its own clock.
+/// Who leaves a barrier leaves it with all others, at one gate clock. Credits are taken from the
+/// server's words; this is what they must achieve.
+void Checker::watch_barriers() {
+  for (std::size_t s = 0; s < streams_.size(); ++s) {
+    const StreamId id{static_cast<std::uint16_t>(s)};
+    const store::StreamEntry& entry = control_->streams[s];
+    const std::uint64_t opened = peek(entry.barriers);
+    if (opened == streams_[s].barriers) continue;
+    if (opened != streams_[s].barriers + 1)
+      return fail("barrier", formatted("barrier {} of stream {} follows barrier {}", opened, s,
+                                       streams_[s].barriers));
+    streams_[s].barriers = opened;
+    std::optional<std::uint64_t> level;
+    for (std::size_t m = 0; m < kTracked; ++m) {
+      if (!is_active(id, m)) continue;
+      const std::uint64_t clock = peek(entry.members[m].clock) + credit(id, m);
+      if (level && clock != *level)
+        return fail("barrier", formatted("barrier {} of stream {} lets members go at {} and {}",
+                                         opened, s, *level, clock));
+      level = clock;
+    }
+  }
+}
+
+/// A joiner enters at the least clock of those that can step, as the batch that is open will leave
+/// them, at the greatest if all stand at a barrier, or where its rank stood before; a worker that
+/// the job began with counted before it registered, at its own clock.
 void Checker::registered(StreamId id, MemberId member) {
   Stream& stream = streams_[index(id)];
   const std::uint64_t clock = peek(control_->streams[index(id)].members[index(member)].clock);
   const std::uint64_t own = stream.now.clock[index(member)];
   std::optional<std::uint64_t> least;
-  for (std::size_t m = 0; m < kTracked; ++m)
-    if (m != index(member) && is_active(id, m))
-      least = std::min(stream.now.clock[m], least.value_or(stream.now.clock[m]));
+  std::optional<std::uint64_t> greatest;
+  for (std::size_t m = 0; m < kTracked; ++m) {
+    if (m == index(member) || !is_active(id, m)) continue;
+    const std::uint64_t other = stream.now.clock[m] + credit(id, m);
+    greatest = std::max(other, greatest.value_or(other));
+    if (can_step(id, m)) least = std::min(other, least.value_or(other));
+  }
+  if (!least) least = greatest;
   std::uint64_t expected = least.value_or(own);
   if (peek(control_->members[index(member)].founder) == 1) expected = std::min(expected, own);
   // Alone, it may also enter where a registration that a dead server did not finish had put it.
@@ -106,11 +136,27 @@ std::uint32_t Checker::active_count(StreamId stream) const {
   return count;
 }
 
+bool Checker::can_step(StreamId stream, std::size_t member) const {
+  const store::StreamEntry& entry = control_->streams[index(stream)];
+  const std::uint64_t opened = peek(entry.barriers);
+  if (peek(entry.members[member].barrier_arrived) <= opened) return true;
+  const Incarnation incarnation{
+      static_cast<std::uint16_t>(peek(control_->members[member].incarnation))};
+  const auto& lives = streams_[index(stream)].lives;
+  const auto found = lives.find({MemberId{static_cast<std::uint16_t>(member)}, incarnation});
+  return found == lives.end() || found->second.arrived <= opened;
+}
+
+std::uint64_t Checker::credit(StreamId stream, std::size_t member) const {
+  return peek(control_->streams[index(stream)].members[member].credit);
+}
+
 std::optional<std::uint64_t> Checker::least_clock(StreamId stream, std::size_t without) const {
   std::optional<std::uint64_t> least;
   for (std::size_t m = 0; m < kTracked; ++m) {
-    if (m == without || !is_active(stream, m)) continue;
-    const std::uint64_t clock = peek(control_->streams[index(stream)].members[m].clock);
+    if (m == without || !is_active(stream, m) || !can_step(stream, m)) continue;
+    const std::uint64_t clock =
+        peek(control_->streams[index(stream)].members[m].clock) + credit(stream, m);
     if (!least || clock < *least) least = clock;
   }
   return least;
@@ -235,13 +281,13 @@ bool Checker::include(Stream& stream, BatchId batch, const store::RecordEntry& e
   return true;
 }
 
-/// A step holds one push of each worker that counts, and of others only what they left behind.
+/// A step holds one push of each worker that can step, and of others only what they left behind.
 void Checker::check_step_members(StreamId id, const std::vector<Included>& pushes) {
   for (std::size_t m = 0; m < kTracked; ++m) {
     const auto own = std::count_if(pushes.begin(), pushes.end(), [&](const Included& included) {
       return index(included.life.member) == m;
     });
-    if (own > 1 || (own == 0 && is_active(id, m)))
+    if (own > 1 || (own == 0 && is_active(id, m) && can_step(id, m)))
       return fail("bsp", formatted("a step holds {} pushes of member {}", own, m));
   }
   const auto rank = [&](const Included& included) {

@@ -99,6 +99,9 @@ Scenario make_scenario(std::uint64_t seed, const ScenarioChoice& choice) {
   const std::uint64_t streams = choice.several_streams ? random.between(2, 3) : 1;
   for (std::uint64_t i = 0; i < streams; ++i)
     scenario.streams.push_back(make_stream(random, choice));
+  // With several streams one could stand at a barrier of the first while another waits for its step
+  // on the second.
+  scenario.streams.front().uneven = streams == 1 && random.chance(0.5);
   scenario.chunk_bytes = random.chance(0.5) ? 256 : 128;
   scenario.config.piece_bytes = random.chance(0.5) ? 64 : 128;
   scenario.budget_bytes = random.between(1, 4) * 64;
@@ -117,6 +120,7 @@ std::string Scenario::describe() const {
     text += formatted(", {} {}", to_string(stream.scheme),
                       stream.pull == store::PullMode::kBuffered ? "buffered" : "mapped");
     if (stream.bound != store::kNoBound) text += formatted(" (bound {})", stream.bound);
+    if (stream.barrier_every != 0 && stream.uneven) text += " with uneven barriers";
     if (stream.extents.size() > 1) text += formatted(" in {} extents", stream.extents.size());
   }
   for (const ServerKill& kill : server_kills)

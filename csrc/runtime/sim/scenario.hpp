@@ -25,6 +25,7 @@ struct StreamPlan {
   std::vector<std::vector<store::ParamSpec>> extents;
   std::uint64_t target = 6;         ///< a worker has finished when its clock reads this
   std::uint64_t barrier_every = 0;  ///< steps between barriers, 0 for none
+  bool uneven = false;              ///< workers of odd rank make one step more between barriers
   // Chances at each step.
   double empty = 0;     ///< the push carries nothing
   double partial = 0;   ///< it carries some of the parameters

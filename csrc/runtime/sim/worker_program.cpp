@@ -19,8 +19,10 @@ Task Worker::live() {
     co_await open(streams_.back());
   }
   while (Stream* const stream = next_stream()) {
-    const std::uint64_t every = stream->plan->barrier_every;
-    while (every != 0 && stream->barriers < stream->clock() / every) co_await barrier(*stream);
+    if (const StreamPlan& plan = *stream->plan; plan.barrier_every != 0) {
+      const std::uint64_t every = plan.barrier_every + (plan.uneven ? raw(rank_) % 2 : 0);
+      while (stream->barriers < stream->clock() / every) co_await barrier(*stream);
+    }
     if (stream->clock() < stream->plan->target) {
       co_await step(*stream);
       continue;

@@ -144,6 +144,22 @@ TEST(Batcher, BspWaitsForEveryActiveMemberAndSumsInRankOrder) {
   EXPECT_FALSE(bench.batcher.open_next()) << "rank 2's second push waits for the others'";
 }
 
+TEST(Batcher, BspStepIsTheMeanOfThoseThatStandAtNoBarrier) {
+  Bench bench{3, {.mode = store::Mode::kBsp}};
+  bench.job.push_whole(0, 1);
+  bench.job.push_whole(1, 1);
+  EXPECT_FALSE(bench.batcher.open_next());
+  bench.job.counters(kStream, bench.job.workers[2]).barrier_arrived = 1;
+  ASSERT_TRUE(bench.batcher.open_next());
+  ASSERT_EQ(bench.record().count.load(), 2u);
+  EXPECT_EQ(store::from_word(bench.record().mean_scale.load()), 0.5);
+  bench.finish();
+  bench.job.push_whole(0, 2);
+  bench.job.push_whole(1, 2);
+  bench.job.control().streams[0].barriers = 1;
+  EXPECT_FALSE(bench.batcher.open_next()) << "rank 2 has left the barrier and can step";
+}
+
 TEST(Batcher, BspStepIncludesADeadWorkersPushAndWaitsForNoneOfIt) {
   Bench bench{3, {.mode = store::Mode::kBsp}};
   bench.job.push_whole(0, 1);

@@ -25,6 +25,9 @@ class GateTest : public ::testing::Test {
   void live(std::uint16_t m, std::uint64_t clock) {
     member(m, MemberState::kLive, StreamMemberState::kRegistered, clock);
   }
+  void come_to_barrier(std::uint16_t m, std::uint32_t number) {
+    control_->streams[index(kStream)].members[m].barrier_arrived = number;
+  }
   void scheme(Mode mode, std::uint64_t bound) {
     control_->streams[index(kStream)].mode = raw(mode);
     control_->streams[index(kStream)].bound = bound;
@@ -61,18 +64,18 @@ TEST_F(GateTest, OnlyLiveRegisteredMembersAndFoundersAreActive) {
   }
 }
 
-TEST_F(GateTest, MinClockIsTheSlowestActiveMembers) {
-  EXPECT_EQ(min_clock(*control_, kStream, Step{17}), Step{17}) << "nobody is active";
+TEST_F(GateTest, TheLeastGateClockIsTheSlowestActiveMembers) {
+  EXPECT_EQ(least_gate_clock(*control_, kStream, Step{17}), Step{17}) << "nobody is active";
   live(4, 9);
-  EXPECT_EQ(min_clock(*control_, kStream, Step{1}), Step{9});
+  EXPECT_EQ(least_gate_clock(*control_, kStream, Step{1}), Step{9});
   live(200, 6);
-  EXPECT_EQ(min_clock(*control_, kStream, Step{1}), Step{6});
+  EXPECT_EQ(least_gate_clock(*control_, kStream, Step{1}), Step{6});
   member(5, MemberState::kDraining, StreamMemberState::kRegistered, 2);
   member(6, MemberState::kLive, StreamMemberState::kLeft, 3);
-  EXPECT_EQ(min_clock(*control_, kStream, Step{1}), Step{6})
+  EXPECT_EQ(least_gate_clock(*control_, kStream, Step{1}), Step{6})
       << "the dead and the closed do not count";
   member(7, MemberState::kLive, StreamMemberState::kAbsent, 0, true);
-  EXPECT_EQ(min_clock(*control_, kStream, Step{1}), Step{0}) << "a founder surely comes";
+  EXPECT_EQ(least_gate_clock(*control_, kStream, Step{1}), Step{0}) << "a founder surely comes";
 }
 
 TEST_F(GateTest, BoundedStalenessByHand) {
@@ -114,6 +117,59 @@ TEST_F(GateTest, BspReleasesWhatIsApplied) {
   live(1, 6);
   EXPECT_EQ(released(0), 7u);
   EXPECT_EQ(released(1), 6u);
+}
+
+TEST_F(GateTest, NobodyWaitsForWhoStandsAtTheBarrier) {
+  scheme(Mode::kAsync, 2);
+  live(0, 3);
+  live(1, 9);
+  EXPECT_EQ(released(1), 5u);
+  come_to_barrier(0, 1);
+  EXPECT_TRUE(stands_at_barrier(*control_, kStream, MemberId{0}));
+  EXPECT_FALSE(stands_at_barrier(*control_, kStream, MemberId{1}));
+  EXPECT_EQ(released(1), 9u);
+  EXPECT_EQ(released(0), 3u);
+  come_to_barrier(1, 1);
+  EXPECT_EQ(least_gate_clock(*control_, kStream, Step{17}), Step{17}) << "nobody can step";
+  control_->streams[index(kStream)].barriers = 1;
+  EXPECT_FALSE(stands_at_barrier(*control_, kStream, MemberId{0})) << "it has passed";
+  EXPECT_EQ(released(1), 5u);
+}
+
+TEST_F(GateTest, TheCountOfBarriersMayWrapAround) {
+  live(0, 3);
+  control_->streams[index(kStream)].barriers = 0xffff'ffff;
+  come_to_barrier(0, 0xffff'ffff);
+  EXPECT_FALSE(stands_at_barrier(*control_, kStream, MemberId{0}));
+  come_to_barrier(0, 0);  // the low half of 2^32
+  EXPECT_TRUE(stands_at_barrier(*control_, kStream, MemberId{0}));
+}
+
+TEST_F(GateTest, CreditCountsForGatesAndNotForSteps) {
+  scheme(Mode::kAsync, 1);
+  live(0, 3);
+  live(1, 10);
+  control_->streams[index(kStream)].members[0].credit = 5;
+  EXPECT_EQ(gate_clock(*control_, kStream, MemberId{0}), Step{8});
+  EXPECT_EQ(least_gate_clock(*control_, kStream, Step{0}), Step{8});
+  EXPECT_EQ(greatest_gate_clock(*control_, kStream), Step{10});
+  EXPECT_EQ(released(1), 9u);
+  control_->streams[index(kStream)].members[0].credit = 9;
+  EXPECT_EQ(released(1), 10u);
+  EXPECT_EQ(released(0), 2u) << "its third step is two ahead of the other's tenth";
+}
+
+TEST_F(GateTest, AJoinerEntersWhereNobodyIsTooFarAheadOfIt) {
+  EXPECT_EQ(joining_clock(*control_, kStream, Step{4}), Step{4}) << "it is alone";
+  live(0, 3);
+  live(1, 9);
+  EXPECT_EQ(joining_clock(*control_, kStream, Step{4}), Step{3});
+  control_->streams[index(kStream)].members[0].credit = 2;
+  EXPECT_EQ(joining_clock(*control_, kStream, Step{4}), Step{5});
+  come_to_barrier(0, 1);
+  EXPECT_EQ(joining_clock(*control_, kStream, Step{4}), Step{9}) << "only one can step";
+  come_to_barrier(1, 1);
+  EXPECT_EQ(joining_clock(*control_, kStream, Step{4}), Step{9}) << "none can step";
 }
 
 }  // namespace

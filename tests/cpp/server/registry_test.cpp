@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "server/gate.hpp"
 #include "support/founded_job.hpp"
 
 namespace psplus::server {
@@ -351,6 +352,30 @@ TEST(Registry, ASuccessorReleasesABarrierThatWasCounted) {
     for (TestWorker& worker : job.workers)
       EXPECT_EQ(job.mail(worker, kStream).barrier_released.load(), 1u) << "store " << store;
     EXPECT_EQ(job.control().streams[0].barriers.load(), 1u);
+  }
+}
+
+TEST(Registry, AllLeaveABarrierAtOneGateClockWhereverAServerIsKilled) {
+  for (std::uint64_t store = 0;; ++store) {
+    FoundedJob job{3, small(), {.bound = 5}};
+    job.push_whole(2, 1);
+    job.push_whole(2, 2);
+    job.run();
+    for (TestWorker& worker : job.workers) job.mail(worker, kStream).barrier_arrived = 1;
+    job.kill.arm(store);
+    bool killed = false;
+    try {
+      job.doorbell();
+    } catch (const psplus::testing::Killed&) {
+      killed = true;
+      ASSERT_OK(job.take_over());
+      for (TestWorker& worker : job.workers) job.resume(worker);
+    }
+    for (const TestWorker& worker : job.workers)
+      EXPECT_EQ(gate_clock(job.control(), kStream, worker.member), Step{2}) << "store " << store;
+    EXPECT_EQ(job.counters(kStream, job.workers[0]).clock.load(), 0u);
+    EXPECT_EQ(job.control().streams[0].barriers.load(), 1u);
+    if (!killed) break;
   }
 }
 
