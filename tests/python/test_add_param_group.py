@@ -112,7 +112,7 @@ def bsp_reference(kind: str, grow_at: list[int]) -> dict[str, torch.Tensor]:
         pytest.param([0, 1], "buffered", id="before_the_first_step"),
     ],
 )
-def test_bsp_is_the_plain_optimizer_on_mean_deltas(
+def test_c17_bsp_is_the_plain_optimizer_on_mean_deltas(
     workers: Workers, grow_at: list[int], pull: str
 ) -> None:
     found = workers(train_bsp, 2, kinds=KINDS, grow_at=grow_at, pull=pull)

@@ -184,6 +184,61 @@ def test_work(workers: Workers) -> None:
     assert workers(wait_in_every_way, 1) == [True]
 
 
+def push_a_wrong_shape() -> list[float]:
+    """Rank 1's mistake is its own: it is told, and everybody goes on."""
+    kv = psplus.KVStore()
+    w = kv.dense("w", torch.zeros(2, 2))
+    if os.environ["RANK"] == "1":
+        with pytest.raises(psplus.ConfigError, match=r"update is .* of shape \[4\]"):
+            w.push(torch.ones(4))
+    w.push(torch.ones(2, 2))
+    while w.version < 2:
+        w.pull()
+    values = w.pull().flatten().tolist()
+    kv.close()
+    return values
+
+
+def test_c26_pushes_add_where_there_is_no_optimizer(workers: Workers) -> None:
+    assert workers(push_a_wrong_shape, 2) == [[2.0] * 4] * 2
+
+
+def push_more_than_two_gigabytes() -> bool:
+    n = 2**29 + 4
+    kv = psplus.KVStore(psplus.connect(server="always"), nonfinite="allow")
+    w = kv.dense("w", torch.zeros(n))
+    update = torch.ones(n)
+    update[-4:] = torch.arange(4.0) + 2
+    w.push(update)
+    pulled = w.pull(out=update)
+    assert all(bool((piece == 1).all()) for piece in pulled[:-4].split(2**26))
+    assert torch.equal(pulled[-4:], torch.arange(4.0) + 2)
+    kv.close()
+    return True
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+def test_c36_a_value_over_two_gigabytes(workers: Workers) -> None:
+    assert workers(push_more_than_two_gigabytes, 1, limit=280.0) == [True]
+
+
+def push_beside_three_others() -> list[int]:
+    kv = psplus.KVStore()
+    values = [kv.dense(name, torch.zeros(5000)) for name in ("a", "b")]
+    for turn in range(PUSHES):
+        values[turn % 2].push(torch.full((5000,), 1.0))
+    while any(value.version < 4 * PUSHES // 2 for value in values):
+        values[0].pull()
+    found = [int(value.pull().unique().item()) for value in values]
+    kv.close()
+    return found
+
+
+def test_c71_one_server_thread_serves_four_workers(workers: Workers) -> None:
+    assert workers(push_beside_three_others, 4) == [[2 * PUSHES] * 2] * 4
+
+
 def declare_differently() -> str:
     kv = psplus.KVStore(timeout=10.0)
     kv.dense("w", torch.zeros(4))

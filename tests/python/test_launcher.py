@@ -121,8 +121,11 @@ def test_nothing_outlives_the_caller(clean_job: Path, ending: signal.Signals) ->
     script.write_text(
         textwrap.dedent(
             """
-            import os, pathlib, sys, time
+            import os, pathlib, signal, sys, time
             import psplus
+
+            # A shell's background job begins with this signal ignored.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
             def work(folder):
                 pathlib.Path(folder, os.environ["RANK"]).write_text(str(os.getpid()))

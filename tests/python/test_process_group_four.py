@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -260,6 +261,13 @@ def what_gloo_does_not_do(store: str) -> bool:
     theirs = channels_last.contiguous() if rank else channels_last  # layouts differ between ranks
     dist.broadcast(theirs, 0)
     expect(theirs.contiguous(), expected.contiguous(), "channels_last")
+    of_numpy = torch.from_numpy(np.arange(6.0).reshape(2, 3).T + 10 * rank)
+    dist.all_reduce(of_numpy)
+    total = sum(np.arange(6.0).reshape(2, 3).T + 10 * r for r in range(SIZE))
+    expect(of_numpy, torch.tensor(total), "transposed array of numpy")
+    every_second = torch.linspace(0, 5, 6)[::2] + rank
+    dist.broadcast(every_second, ROOT)
+    expect(every_second, torch.tensor([0.0, 2.0, 4.0]) + ROOT, "every second element")
     for dtype in INTEGERS[1:]:
         values = torch.tensor([-7, -1, 0, 3], dtype=dtype) - rank
         mean = torch.div(sum(torch.tensor([-7, -1, 0, 3]) - r for r in range(SIZE)), SIZE)
@@ -269,7 +277,7 @@ def what_gloo_does_not_do(store: str) -> bool:
     return True
 
 
-def test_layouts_and_averages_that_gloo_gets_wrong(workers: Callable[..., Any], store: str) -> None:
+def test_c28_layouts_that_gloo_gets_wrong(workers: Callable[..., Any], store: str) -> None:
     assert all(workers(what_gloo_does_not_do, SIZE, store=store))
 
 
@@ -369,7 +377,7 @@ def more_than_two_gigabytes(store: str) -> bool:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
-def test_tensors_over_two_gigabytes(workers: Callable[..., Any], store: str) -> None:
+def test_c36_tensors_over_two_gigabytes(workers: Callable[..., Any], store: str) -> None:
     assert all(workers(more_than_two_gigabytes, 2, store=store, limit=380.0))
 
 

@@ -260,6 +260,30 @@ def test_a_hundred_groups_on_one_port(workers: Callable[..., Any], clean_job: Pa
     assert {n for n in set(os.listdir("/dev/shm")) - before if "psplus" in n} == set()  # noqa: PTH208
 
 
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def ever_smaller_tensors(store: str) -> list[int]:
+    begin(store)
+    sizes = []
+    for turn in range(2000):
+        dist.all_reduce(torch.ones(30000 - turn, 4))
+        if turn in (200, 1999):
+            gc.collect()
+            sizes.append(resident_bytes())
+    dist.destroy_process_group()
+    return sizes
+
+
+def test_c70_memory_does_not_grow_with_varying_sizes(
+    workers: Callable[..., Any], store: str
+) -> None:
+    for early, late in workers(ever_smaller_tensors, 2, store=store):
+        assert late - early < 50e6
+
+
 def meet_a_death(store: str, victim: int, moment: str, how: str, seconds: float) -> list[Any]:
     rank, _ = begin(store, seconds)
     dist.all_reduce(torch.ones(10))
