@@ -23,6 +23,10 @@ from torch import nn
 import psplus
 from psplus import config
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "python"))
+
+from servers import servers_of
+
 WORKERS = 2
 STEPS = 4
 LAYERS = 8
@@ -64,21 +68,6 @@ def pss(process: int) -> int:
     raise RuntimeError(f"/proc/{process}/smaps_rollup has no line 'Pss:'")
 
 
-def servers_below(place: Path) -> list[int]:
-    """Process ids of servers whose job lies in ``place``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue  # it has ended meanwhile
-        if b"psplus-server" in command.split(b"\0")[0] and os.fsencode(place) in command:
-            found.append(int(entry.name))
-    return found
-
-
 def measure(mode: str, elements: int) -> int:
     """PSS in bytes of all processes of one run."""
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +87,7 @@ def measure(mode: str, elements: int) -> int:
                 if any(worker.poll() is not None for worker in workers):
                     raise RuntimeError(f"a worker of the run {mode!r} has failed")
                 time.sleep(0.05)
-            servers = servers_below(place)
+            servers = servers_of(place)
             if (len(servers) == 0) != mode.startswith("plain"):
                 raise RuntimeError(f"the run {mode!r} has {len(servers)} servers")
             total = sum(pss(process) for process in [w.pid for w in workers] + servers)
@@ -110,7 +99,7 @@ def measure(mode: str, elements: int) -> int:
             for worker in workers:
                 worker.kill()
                 worker.wait()
-        while servers_below(place):  # it ends with its last worker
+        while servers_of(place):  # it ends with its last worker
             time.sleep(0.05)
     return total
 

@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from servers import servers_of
 from workers import run_workers
 
 LAUNCHER_VARIABLES = (
@@ -58,21 +59,6 @@ def workers(clean_job: Path) -> Callable[..., list[Any]]:
         return partial(run_workers, folder=folder)(function, world_size, **keywords)
 
     return run
-
-
-def servers_of(folder: Path) -> list[int]:
-    """Process ids of servers whose job directory lies in ``folder``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            command = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue  # it has ended meanwhile
-        if b"psplus-server" in command.split(b"\0")[0] and os.fsencode(folder) in command:
-            found.append(int(entry.name))
-    return found
 
 
 def wait_for(something_left: Callable[[], list[int]]) -> list[int]:
