@@ -1,15 +1,15 @@
 # Functions that declare C++ tests and benchmarks.
 
 # psplus_add_test(<name> <source>... [THREADS] [TIMEOUT <seconds>] [LABEL <label>]
-#                 [LIBRARIES <target>...])
+#                 [PROCESSORS <number>] [LIBRARIES <target>...])
 #
 # Builds the GoogleTest executable <name> and registers each of its tests as <name>.<suite>.<test>.
 # TIMEOUT bounds one test (default 120; three times that under a sanitizer). LABEL is "slow" (left
-# out by the quick run) or "heavy" (only in the full run). THREADS says that tests start threads:
+# out by the quick run) or "heavy" (only in the full run). PROCESSORS are what one test keeps busy. THREADS says that tests start threads:
 # the thread sanitizer has nothing to say of the others, and its build leaves them out. Tests that
 # start a server find it in PSPLUS_SERVER_EXECUTABLE.
 function(psplus_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "THREADS" "TIMEOUT;LABEL" "LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "THREADS" "TIMEOUT;LABEL;PROCESSORS" "LIBRARIES")
   if(PSPLUS_SANITIZE STREQUAL "thread" AND NOT ARG_THREADS)
     return()
   endif()
@@ -21,6 +21,9 @@ function(psplus_add_test name)
   endif()
   if(NOT ARG_LABEL)
     set(ARG_LABEL "fast")
+  endif()
+  if(NOT ARG_PROCESSORS)
+    set(ARG_PROCESSORS 1)
   endif()
   add_executable(${name} ${ARG_UNPARSED_ARGUMENTS})
   target_compile_options(${name} PRIVATE -Wconversion)
@@ -34,7 +37,7 @@ function(psplus_add_test name)
     TEST_PREFIX "${name}."
     DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS ${ARG_LABEL})
+    PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS ${ARG_LABEL} PROCESSORS ${ARG_PROCESSORS})
 endfunction()
 
 # psplus_add_benchmark(<name> <source>... [LIBRARIES <target>...])
@@ -44,4 +47,30 @@ function(psplus_add_benchmark name)
   target_compile_options(${name} PRIVATE -Wconversion)
   target_link_libraries(${name} PRIVATE psplus_core psplus_options benchmark::benchmark
                                         ${ARG_LIBRARIES})
+endfunction()
+
+# psplus_mutate(<variable> <name> <source below csrc> (<old text> <new text>)...)
+#
+# Writes a copy of a production source with texts replaced and sets <variable> to its path, which
+# ends like the source's: a program made of it is a mutant, which a test must notice. Production
+# code has no switch for it. Stops the configure step when an old text is not in the source any
+# more.
+function(psplus_mutate variable name source)
+  set(path ${PROJECT_SOURCE_DIR}/csrc/${source})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
+  file(READ ${path} text)
+  math(EXPR last "${ARGC} - 2")
+  foreach(i RANGE 3 ${last} 2)
+    math(EXPR j "${i} + 1")
+    string(FIND "${text}" "${ARGV${i}}" at)
+    if(at EQUAL -1)
+      message(FATAL_ERROR "mutant ${name}: csrc/${source} has no such text:\n${ARGV${i}}")
+    endif()
+    string(REPLACE "${ARGV${i}}" "${ARGV${j}}" text "${text}")
+  endforeach()
+  set(changed ${CMAKE_CURRENT_BINARY_DIR}/mutants/${name}/${source})
+  file(WRITE ${changed}.new "${text}")
+  file(COPY_FILE ${changed}.new ${changed} ONLY_IF_DIFFERENT)
+  set_source_files_properties(${changed} PROPERTIES COMPILE_OPTIONS "-w")
+  set(${variable} ${changed} PARENT_SCOPE)
 endfunction()

@@ -1,8 +1,9 @@
-// Runs seeded histories until the checker reports a violation. With --violation there must be one
-// (linked with a mutant of a production source, this shows that the checker catches such a
-// mistake); with --none there must be none (linked with the product itself). A second argument is
-// the number of histories.
+// Runs seeded histories until the checker reports a violation. With --violation=RULE[,RULE] there
+// must be one, of one of these rules (linked with a mutant of a production source, this shows that
+// the checker catches such a mistake by what it broke); with --none there must be none (linked with
+// the product itself). A second argument is the number of histories.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
@@ -18,7 +19,20 @@ namespace {
 using psplus::formatted;
 using psplus::sim::Outcome;
 
-int run(bool expects_violation, std::uint64_t seeds) {
+constexpr std::string_view kViolation = "--violation=";
+
+/// Whether `list`, divided by commas, has `rule`.
+bool lists(std::string_view list, std::string_view rule) {
+  while (!list.empty()) {
+    const std::size_t comma = std::min(list.find(','), list.size());
+    if (list.substr(0, comma) == rule) return true;
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return false;
+}
+
+/// `rules`: those that must be broken; empty when there must be no violation.
+int run(std::string_view rules, std::uint64_t seeds) {
   for (std::uint64_t seed = 0; seed < seeds; ++seed) {
     const auto scenario = psplus::sim::make_scenario(seed, {.scheme = {},
                                                             .pull = {},
@@ -29,10 +43,10 @@ int run(bool expects_violation, std::uint64_t seeds) {
     if (!outcome.violation) continue;
     std::cout << formatted("after {} histories: {}\n", seed + 1,
                            psplus::sim::report(scenario, *outcome.violation, "this program"));
-    return expects_violation ? EXIT_SUCCESS : EXIT_FAILURE;
+    return lists(rules, outcome.violation->rule) ? EXIT_SUCCESS : EXIT_FAILURE;
   }
   std::cout << formatted("no violation in {} histories\n", seeds);
-  return expects_violation ? EXIT_FAILURE : EXIT_SUCCESS;
+  return rules.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 }  // namespace
@@ -40,12 +54,14 @@ int run(bool expects_violation, std::uint64_t seeds) {
 int main(int argc, char** argv) {
   constexpr std::uint64_t kSeeds = 3000;
   const std::string_view mode = argc > 1 ? argv[1] : "";
-  if (mode != "--violation" && mode != "--none") {
-    std::cerr << formatted("usage: {} --violation|--none [HISTORIES]\n", argv[0]);
+  const bool mutant = mode.starts_with(kViolation) && mode.size() > kViolation.size();
+  if (!mutant && mode != "--none") {
+    std::cerr << formatted("usage: {} --violation=RULE[,RULE]|--none [HISTORIES]\n", argv[0]);
     return 2;
   }
   try {
-    return run(mode == "--violation", argc > 2 ? std::strtoull(argv[2], nullptr, 10) : kSeeds);
+    return run(mutant ? mode.substr(kViolation.size()) : std::string_view{},
+               argc > 2 ? std::strtoull(argv[2], nullptr, 10) : kSeeds);
   } catch (const std::exception& error) {
     std::cout << formatted("the simulation itself failed: {}\n", error.what());
     return 3;
