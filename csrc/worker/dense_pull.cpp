@@ -31,7 +31,7 @@ Status DenseStream::wait(std::string_view what, const std::function<bool()>& rea
 Status DenseStream::still_hopeful(std::string_view what, TimePoint since, Gate gate) const {
   if (Status status = session_->check_server(since, options_.timeout); !status.ok()) return status;
   if (queue_.closed() && !closed_)
-    return {StatusCode::kClosed, "the server has closed this worker's queue: it was expelled"};
+    return {StatusCode::kClosed, "the server expelled this worker and closed its queue"};
   const auto waited = Clock::now() - since;
   if (waited < options_.timeout) return {};
   bool all_alive = true;

@@ -18,7 +18,7 @@ Status PushQueue::publish(const PushInfo& info) {
   if (!mail_->published.compare_exchange_strong(before, store::PushMark{incarnation_, next_}.pack(),
                                                 std::memory_order_seq_cst))
     return {StatusCode::kClosed,
-            "the server has closed this worker's queue; the push did not happen"};
+            "the server expelled this worker and closed its queue; the push did not happen"};
   next_ = psplus::next(next_);
   return {};
 }

@@ -1,6 +1,7 @@
 #include "worker/server_process.hpp"
 
 #include "base/format.hpp"
+#include "runtime/shm/job_files.hpp"
 
 #include <cerrno>
 #include <csignal>
@@ -73,8 +74,13 @@ Result<wire::BootReply> start_server(const std::string& server_path, const std::
       return {StatusCode::kPeerLost,
               formatted("{} ended with status {} at once; is it psplus-server?", server_path,
                         WEXITSTATUS(status))};
+    if (WIFSIGNALED(status))
+      return {StatusCode::kPeerLost,
+              formatted("{} was ended by signal {} ({}) as it started", server_path,
+                        WTERMSIG(status), ::strsignal(WTERMSIG(status)))};
     return {StatusCode::kPeerLost,
-            formatted("the server ended while it started; see {}/server.log", job_dir)};
+            formatted("the server was killed or crashed as it started; see {}",
+                      shm::log_path(job_dir))};
   };
   if (Status sent = wire::send_boot(mine, segments, predecessor, deadline); !sent.ok())
     return explained(sent);

@@ -11,6 +11,8 @@
 
 #include "base/format.hpp"
 #include "base/futex.hpp"
+#include "base/host_name.hpp"
+#include "runtime/shm/job_files.hpp"
 
 namespace psplus::worker {
 namespace {
@@ -53,11 +55,12 @@ Result<std::shared_ptr<Session>> Session::connect(SessionOptions options) {
   while (!session->attached_ && session->failure_.ok()) {
     if (session->options_.interrupted()) return Status{StatusCode::kClosed, "interrupted"};
     if (deadline.passed())
-      return Status{StatusCode::kTimeout,
-                    formatted("rank {} could not attach to the server of this job within {} s; see "
-                              "{}/server.log",
-                              raw(session->options_.rank), to_seconds(session->options_.timeout),
-                              session->options_.job_dir)};
+      return Status{
+          StatusCode::kTimeout,
+          formatted("rank {} on host {} could not attach to the server of this job within "
+                    "{} s; see {}",
+                    raw(session->options_.rank), host_name(), to_seconds(session->options_.timeout),
+                    shm::log_path(session->options_.job_dir))};
     session->changed_.wait_for(lock, kLook);
   }
   if (!session->failure_.ok()) return session->failure_;
@@ -156,12 +159,11 @@ Status Session::check_server(TimePoint waiting_since, nanoseconds timeout) const
       from_nanoseconds(control_->last_sign_of_life.load(std::memory_order_relaxed));
   const auto silent = Clock::now() - std::max(sign, waiting_since);
   if (silent < timeout + (reconnecting ? kGrace : nanoseconds{0})) return {};
-  return {
-      StatusCode::kTimeout,
-      formatted("the server of this job (process {}) has given no sign of life for {:.1f} s; see "
-                "{}/server.log",
-                control_->server_process.load(std::memory_order_relaxed), to_seconds(silent),
-                options_.job_dir)};
+  return {StatusCode::kTimeout,
+          formatted("the server of this job (process {} on host {}) has given no sign of life for "
+                    "{:.1f} s; see {}",
+                    control_->server_process.load(std::memory_order_relaxed), host_name(),
+                    to_seconds(silent), shm::log_path(options_.job_dir))};
 }
 
 std::shared_ptr<Segment> Session::segment(store::SegmentKind kind, ExtentId extent) const {

@@ -82,6 +82,8 @@ class Session {
   explicit Session(SessionOptions options);
   void run(std::stop_token stop) noexcept;
   Status establish(std::stop_token stop);
+  /// What is told of a server that could not be reached or replaced until the time-out.
+  Status gave_up(const Status& last);
   Status introduce();
   Status serve(std::stop_token stop);
   Status receive();

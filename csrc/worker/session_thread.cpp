@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/format.hpp"
+#include "base/host_name.hpp"
 #include "runtime/shm/job_files.hpp"
 #include "worker/server_process.hpp"
 #include "worker/session.hpp"
@@ -90,14 +91,23 @@ Status Session::establish(std::stop_token stop) {
           break;
       }
     }
-    if (deadline.passed())
-      return {last.code(), formatted("{} (rank {} gave up after {} s; see {})", last.message(),
-                                     raw(options_.rank), to_seconds(options_.timeout),
-                                     shm::log_path(options_.job_dir))};
+    if (deadline.passed()) return gave_up(last);
     std::this_thread::sleep_for(retry);  // the winner of the race may be about to listen
     retry = std::min(retry * 2, kLongestRetry);
   }
   return last;
+}
+
+Status Session::gave_up(const Status& last) {
+  std::string lost;
+  const std::scoped_lock lock(mutex_);
+  if (attached_)
+    lost = formatted(
+        "the server of this job (process {}) was killed or crashed, and none replaces it: ",
+        control_->server_process.load(std::memory_order_relaxed));
+  return {last.code(), formatted("{}{} (rank {} on host {} gave up after {} s; see {})", lost,
+                                 last.message(), raw(options_.rank), host_name(),
+                                 to_seconds(options_.timeout), shm::log_path(options_.job_dir))};
 }
 
 Status Session::introduce() {

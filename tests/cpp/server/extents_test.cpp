@@ -440,5 +440,23 @@ TEST(Extents, AKillAtEveryStoreGivesTheSameEnd) {
   }
 }
 
+TEST(Extents, AJobHasAsManyAsItsControlSegmentHasEntries) {
+  ServerHarness server;
+  TestWorker& worker = server.attach(0, 1);
+  constexpr auto kPerStream = static_cast<std::uint16_t>(store::kMaxExtents / store::kMaxStreams);
+  for (std::uint16_t s = 0; s < store::kMaxStreams; ++s)
+    for (std::uint16_t place = 0; place < kPerStream; ++place)
+      server.open(worker, StreamId{s}, head(), at(place));
+  EXPECT_EQ(server.control().layout_version.load(), store::kMaxExtents);
+  EXPECT_TRUE(worker.got<wire::Refused>().empty());
+  server.open(worker, StreamId{0}, head(), at(kPerStream));
+  const auto refused = worker.got<wire::Refused>();
+  ASSERT_EQ(refused.size(), 1u);
+  EXPECT_EQ(refused[0].code, StatusCode::kConfig);
+  EXPECT_THAT(refused[0].text, HasSubstr("a job has 256 extents at most; wrap fewer optimizers"));
+  EXPECT_FALSE(refused[0].fatal);
+  EXPECT_EQ(server.state(worker), store::MemberState::kLive);
+}
+
 }  // namespace
 }  // namespace psplus::server

@@ -67,6 +67,20 @@ TEST(Roster, ANewWorkerIsOfferedEverySegmentInAscendingOrder) {
   EXPECT_EQ(again.held.size(), job.store().segments().size());
 }
 
+TEST(Roster, AServerTakesAsManyWorkersAsItHasPlaces) {
+  ServerHarness server;
+  constexpr auto kPlaces = static_cast<std::uint32_t>(store::kMaxMembers);
+  for (std::uint32_t rank = 0; rank < kPlaces; ++rank)
+    ASSERT_EQ(server.state(server.attach(rank, kPlaces + 1)), MemberState::kLive) << rank;
+  TestWorker& surplus = server.attach(kPlaces, kPlaces + 1);
+  EXPECT_THAT(refusal(surplus), Refuses(StatusCode::kNoSpace,
+                                        "a server takes 256 workers at most; set PSPLUS_HOST_ID"));
+  // A place that is given up can be taken.
+  server.lose(server.workers[7]);
+  server.run();
+  EXPECT_EQ(server.state(server.attach(7, kPlaces + 1)), MemberState::kLive);
+}
+
 TEST(Roster, ASecondWorkerOfARankIsRefusedWithTheFirstOnesProcess) {
   ServerHarness server;
   TestWorker& first = server.attach(0, 2);
