@@ -32,7 +32,9 @@ target_link_libraries(psplus_logging INTERFACE psplus_formatting)
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
-if(PSPLUS_BUILD_TESTS)
+if(PSPLUS_BUILD_TESTS AND CMAKE_CROSSCOMPILING)
+  add_subdirectory(/usr/src/googletest googletest EXCLUDE_FROM_ALL) # Debian's libgtest-dev
+elseif(PSPLUS_BUILD_TESTS)
   find_package(GTest)
   if(NOT TARGET GTest::gmock)
     psplus_missing("GoogleTest with GoogleMock" "libgtest-dev libgmock-dev")

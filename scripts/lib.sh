@@ -112,7 +112,7 @@ build_package() {
   echo "$inputs" >"$stamp"
 }
 
-# build_cpp FOLDER CMAKE_ARGUMENT...: the C++ tree without Python.
+# build_cpp FOLDER CMAKE_ARGUMENT...: the C++ tree without Python; of it $TARGETS, if set.
 build_cpp() {
   local tree=$1
   shift
@@ -120,7 +120,7 @@ build_cpp() {
     cat "$tree.log" >&2
     die "CMake could not configure $tree"
   }
-  cmake --build "$tree" --parallel "$JOBS" >"$tree.log" 2>&1 || {
+  cmake --build "$tree" --parallel "$JOBS" --target ${TARGETS:-all} >"$tree.log" 2>&1 || {
     grep -E 'error|FAILED' -A 5 "$tree.log" | head -n 60 >&2
     die "building $tree failed; all of its output is in $tree.log"
   }
