@@ -15,6 +15,10 @@ JOBS=${MAX_JOBS:-$(nproc)}
 # Clones and work trees share what ccache holds.
 export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
 
+BUILD_PACKAGES=(g++ libfmt-dev libspdlog-dev)
+# Before anything is downloaded: a user who is not root must install them first.
+TEST_PACKAGES=("${BUILD_PACKAGES[@]}" libgtest-dev libgmock-dev)
+
 say() { printf '\n== %s\n' "$*"; }
 die() {
   printf 'psplus: %s\n' "$*" >&2
@@ -92,12 +96,15 @@ build_inputs() {
     find csrc cmake CMakeLists.txt setup.py pyproject.toml psplus/_version.py -type f -print0 |
       sort -z | xargs -0 sha256sum
     python -c 'import sys, torch; print(sys.executable, torch.__version__)'
+    echo "${PSPLUS_WERROR:-}"
   } | sha256sum
 }
 
 # build_package: psplus in the environment, in editable mode; nothing when nothing has changed.
 build_package() {
-  need_packages g++ libfmt-dev libspdlog-dev
+  need_packages "${BUILD_PACKAGES[@]}"
+  python -c 'import sysconfig, os; h = os.path.join(sysconfig.get_path("include"), "Python.h")
+raise SystemExit(not os.path.exists(h))' || need_packages python3-dev
   local stamp=$ENVIRONMENT/.psplus-build inputs
   inputs=$(build_inputs)
   if [ "$(cat "$stamp" 2>/dev/null)" = "$inputs" ] && [ -x psplus/bin/psplus-server ]; then

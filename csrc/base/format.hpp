@@ -15,7 +15,10 @@ std::string vformatted(fmt::string_view format, fmt::format_args arguments);
 /// The text that `format` gives with `arguments`; the compiler checks one against the other.
 template <class... Args>
 std::string formatted(fmt::format_string<Args...> format, Args&&... arguments) {
-  return vformatted(format, fmt::make_format_args(arguments...));
+  if constexpr (requires { format.get(); })  // from {fmt} 10 on
+    return vformatted(format.get(), fmt::make_format_args(arguments...));
+  else
+    return vformatted(format, fmt::make_format_args(arguments...));
 }
 
 /// The texts of `items`, numbers or strings, with `separator` between them.

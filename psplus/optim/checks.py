@@ -61,6 +61,11 @@ def check_model(model: torch.nn.Module | None) -> None:
             )
 
 
+def _is_sharded_by_fsdp(tensor: torch.Tensor) -> bool:
+    """Whether it is a flat parameter of FSDP's, or with ``use_orig_params`` a view of one."""
+    return hasattr(tensor, "_fsdp_flattened")
+
+
 def _check_no_ddp(parameters: Sequence[NamedParameter]) -> None:
     """Raises ConfigError if a DistributedDataParallel averages gradients of these parameters.
 
@@ -91,6 +96,11 @@ def check_parameters(parameters: Sequence[NamedParameter]) -> None:
             raise ConfigError(
                 f"parameter {p.name!r} of a lazy module has no shape yet; run one forward pass "
                 "of the model first"
+            )
+        if _is_sharded_by_fsdp(p.tensor):
+            raise ConfigError(
+                f"parameter {p.name!r} is sharded by FSDP; psplus needs whole parameters in each "
+                "worker: pass an optimizer over the plain module's"
             )
         if hasattr(p.tensor, "placements") and hasattr(p.tensor, "device_mesh"):
             raise ConfigError(

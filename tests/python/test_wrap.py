@@ -1,12 +1,18 @@
 """The wrapper as an optimizer: names, refusals, and torch's own contract."""
 
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from problems import gradients_at, loss_at, make_model, values_of
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import distribute_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -72,22 +78,12 @@ def test_c05_frozen_backbone_with_names_of_all_parameters() -> None:
     assert not any(torch.equal(p, head[name]) for name, p in model[2].named_parameters())
 
 
-class Sharded(nn.Parameter):
-    """Has what marks a DTensor."""
-
-    placements = ()
-    device_mesh = None
-
-
 def refused_models() -> list[Any]:
     frozen = make_model().requires_grad_(False)
     lazy = nn.LazyLinear(3)
-    sharded = nn.Module()
-    sharded.weight = Sharded(torch.zeros(3))
     return [
         pytest.param(frozen, "nothing to train", id="c34_nothing_to_train"),
         pytest.param(lazy, "'weight' of a lazy module.*forward pass", id="c35_lazy"),
-        pytest.param(sharded, "'weight' is a DTensor", id="dtensor"),
     ]
 
 
@@ -97,20 +93,52 @@ def test_models_that_are_refused_everywhere(model: nn.Module, message: str) -> N
         psplus.wrap(sgd(model), model=model)
 
 
-def test_ddp_is_refused_with_a_hint(clean_job: Any) -> None:
-    store = torch.distributed.FileStore(str(clean_job / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(make_model())
+@pytest.fixture
+def lone_group(clean_job: Path) -> Iterator[None]:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{clean_job / 'store'}", rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["model", "no-model"])
+@pytest.mark.parametrize("original", [True, False], ids=["original", "flat"])
+@pytest.mark.usefixtures("lone_group")
+def test_fsdp_is_refused_with_a_hint(original: bool, named: bool) -> None:
+    model = FullyShardedDataParallel(
+        make_model(), use_orig_params=original, device_id=torch.device("cpu")
+    )
+    with pytest.raises(psplus.ConfigError, match=r"sharded by FSDP.*plain module"):
+        psplus.wrap(sgd(model), model=model if named else None)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["model", "no-model"])
+@pytest.mark.usefixtures("lone_group")
+def test_fsdp2_is_refused_with_a_hint(named: bool) -> None:
+    model = fully_shard(make_model(), mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(psplus.ConfigError, match=r"sharded by FSDP|is a DTensor"):
+        psplus.wrap(sgd(model), model=model if named else None)
+
+
+@pytest.mark.usefixtures("lone_group")
+def test_dtensors_are_refused_with_a_hint() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    model = distribute_module(make_model(), mesh)
+    with pytest.raises(psplus.ConfigError, match=r"'0.weight' is a DTensor.*plain tensors"):
+        psplus.wrap(sgd(model), model=model)
+
+
+@pytest.mark.usefixtures("lone_group")
+def test_ddp_is_refused_with_a_hint() -> None:
+    model = DistributedDataParallel(make_model())
+    with pytest.raises(psplus.ConfigError, match="pass the plain module"):
+        psplus.wrap(sgd(model), model=model)
+    # Neither knows that there is a wrapper.
+    for source in ({"model": model.module}, {}):
         with pytest.raises(psplus.ConfigError, match="pass the plain module"):
-            psplus.wrap(sgd(model), model=model)
-        # Neither knows that there is a wrapper.
-        for source in ({"model": model.module}, {}):
-            with pytest.raises(psplus.ConfigError, match="pass the plain module"):
-                psplus.wrap(sgd(model), **source)
-        psplus.wrap(sgd(other := make_model()), model=other)
-    finally:
-        torch.distributed.destroy_process_group()
+            psplus.wrap(sgd(model), **source)
+    psplus.wrap(sgd(other := make_model()), model=other)
 
 
 @pytest.mark.parametrize(
