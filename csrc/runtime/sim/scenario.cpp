@@ -73,6 +73,10 @@ void add_faults(Random& random, Scenario& scenario) {
     scenario.broken_links.push_back(
         {.rank = any_rank(), .at = random.duration(milliseconds{1}, milliseconds{25})});
   if (random.chance(0.1)) scenario.refused_segment = random.between(1, 12);
+  while (scenario.timed_kills.size() < 3 && random.chance(0.3))
+    scenario.timed_kills.push_back(
+        {.rank = any_rank(),
+         .at = random.duration(nanoseconds{0}, milliseconds{random.chance(0.5) ? 3 : 25})});
 }
 
 }  // namespace
@@ -130,6 +134,8 @@ std::string Scenario::describe() const {
   for (std::size_t rank = 0; rank < worker_kills.size(); ++rank)
     for (const WorkerKill& kill : worker_kills[rank])
       text += formatted(", rank {} killed at point {}", rank, kill.point);
+  for (const TimedKill& kill : timed_kills)
+    text += formatted(", rank {} killed after {} us", kill.rank, kill.at / microseconds{1});
   for (const Freeze& freeze : freezes) text += formatted(", rank {} frozen", freeze.rank);
   for (const BrokenLink& link : broken_links) text += formatted(", rank {} cut off", link.rank);
   if (refused_segment) text += formatted(", request {} for memory refused", *refused_segment);

@@ -46,11 +46,17 @@ struct ServerKill {
   std::uint64_t store = 1;
 };
 
-/// When a life of a worker ends, counted in the words that it stores and the points where it lets
-/// others run; and whether a new process takes its rank afterwards.
+/// When a life of a worker ends, counted in the words that it stores and reads and the points where
+/// it lets others run; and whether a new process takes its rank afterwards.
 struct WorkerKill {
   std::uint64_t point = 1;
   bool restarts = true;
+};
+
+/// A worker is killed at a moment, whatever it waits for.
+struct TimedKill {
+  std::uint32_t rank = 0;
+  nanoseconds at{};
 };
 
 struct Freeze {
@@ -96,6 +102,7 @@ struct Scenario {
 
   std::vector<ServerKill> server_kills;               ///< one a life; later lives are spared
   std::vector<std::vector<WorkerKill>> worker_kills;  ///< by rank, one a life
+  std::vector<TimedKill> timed_kills;
   std::vector<Freeze> freezes;
   std::vector<BrokenLink> broken_links;
   bool trace = false;                            ///< keep an account of what happened, for replays

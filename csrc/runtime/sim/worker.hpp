@@ -26,10 +26,12 @@ class World;
 /// thread does (descriptors, coming back to a new server) happens when a message arrives.
 class Worker final : public Actor {
  public:
-  /// `dies_at` counts stored words and suspensions; 0: it is not killed.
+  /// `dies_at` counts stored and read words and pauses; 0: it is not killed so.
   Worker(World& world, Random random, Rank rank, std::uint32_t process, std::uint64_t dies_at);
 
   void begin(nanoseconds delay);
+  /// Ends this life where it stands, as SIGKILL does. Not to be called by its own coroutine.
+  void kill();
   [[nodiscard]] Rank rank() const noexcept { return rank_; }
   [[nodiscard]] MemberId member() const noexcept { return member_; }
   /// Whether it holds all that a successor of its server needs.

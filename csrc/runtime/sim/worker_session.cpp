@@ -18,6 +18,11 @@ Worker::Worker(World& world, Random random, Rank rank, std::uint32_t process, st
 
 void Worker::begin(nanoseconds delay) { start(live(), delay); }
 
+void Worker::kill() {
+  stop();
+  finished(std::make_exception_ptr(Killed{}));
+}
+
 std::vector<store::SegmentHandle> Worker::held_segments() const {
   std::vector<store::SegmentHandle> segments;
   for (const auto& [id, segment] : held_) segments.push_back(segment);

@@ -66,6 +66,13 @@ void World::start_worker(std::uint32_t rank, nanoseconds delay) {
 }
 
 void World::schedule_faults() {
+  for (const TimedKill& kill : scenario_.timed_kills)
+    scheduler_.after(kill.at, [this, kill] {
+      Worker& worker = *current_[kill.rank];
+      if (!worker.running()) return;
+      outcome_.killed_while.insert(worker.doing().substr(0, worker.doing().find(' ')));
+      worker.kill();
+    });
   for (const Freeze& freeze : scenario_.freezes)
     scheduler_.after(freeze.at, [this, freeze] {
       note("rank {} freezes", freeze.rank);

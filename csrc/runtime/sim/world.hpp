@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,7 @@ struct Outcome {
   std::uint64_t pushes = 0;
   std::uint64_t server_deaths = 0;
   std::uint64_t worker_deaths = 0;
+  std::set<std::string> killed_while;  ///< by timed kills: first words of what they were doing
   std::uint64_t reads = 0;
   std::uint64_t stores = 0;
   nanoseconds duration{};              ///< virtual

@@ -1,6 +1,7 @@
 // Seeded histories of server and workers in virtual time, with kills at any store.
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <tuple>
 
@@ -19,8 +20,10 @@ using ::testing::Values;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr std::uint64_t kSeeds = 20;  // each store costs many times as much
+constexpr bool kSanitized = true;
 #else
 constexpr std::uint64_t kSeeds = 130;
+constexpr bool kSanitized = false;
 #endif
 
 // 4 schemes x 2 pulls x 5 numbers of workers x with and without faults x 130 seeds: 10,400.
@@ -98,6 +101,26 @@ INSTANTIATE_TEST_SUITE_P(All, SimHistoriesTest,
                                  Values(PullMode::kMapped, PullMode::kBuffered),
                                  Values(1U, 2U, 3U, 4U, 5U), Values(false, true)),
                          name_of);
+
+/// A life can end at any word that it stores or reads, and while it waits for anything.
+TEST(SimWorldTest, WorkersAreKilledWhateverTheyWaitFor) {
+  std::set<std::string> missing{"starting", "attaching", "opening",  "setting",
+                                "waiting",  "standing",  "flushing", "asking",
+                                "closing",  "detaching", "working"};
+  const std::uint64_t end = 77'000'000 + (kSanitized ? 100 : 3000);
+  for (std::uint64_t seed = 77'000'000; !missing.empty() && seed < end; ++seed) {
+    const Scenario scenario = make_scenario(seed, {.scheme = {},
+                                                   .pull = {},
+                                                   .workers = {},
+                                                   .faults = true,
+                                                   .several_streams = seed % 4 == 3});
+    const Outcome outcome = run_history(scenario);
+    ASSERT_FALSE(outcome.violation) << report(
+        scenario, *outcome.violation, "sim_histories_test --gtest_filter=*WhateverTheyWaitFor");
+    for (const std::string& what : outcome.killed_while) missing.erase(what);
+  }
+  EXPECT_TRUE(kSanitized || missing.empty()) << "nobody was killed while " << *missing.begin();
+}
 
 /// Equal scenarios have equal outcomes: what makes a seed worth printing.
 TEST(SimWorldTest, AHistoryReplays) {
