@@ -148,6 +148,8 @@ class Session:
         buffered: bool,
         params: Sequence[tuple[str, str, Sequence[int]]],
         blob: bytes | None,
+        rule: str | None = None,
+        planes: int = 0,
         timeout: float = 60.0,
         straggler_timeout: float = 1800.0,
         chunk_bytes: int = 65536,
@@ -162,6 +164,9 @@ class Session:
             params: Name, dtype name (``"float32"``) and shape of each parameter.
             blob: What others shall find in ``DenseStream.blob``: hyper-parameters and state; the
                 server keeps that of the rank whose values count.
+            rule: ``"sgd"``, ``"adam"`` or ``"adagrad"``: pushes are gradients, and the servers
+                step; ``None``: pushes are updates.
+            planes: State tensors that the servers keep for each parameter.
             timeout: Longest silence of whoever is waited for, in seconds.
             straggler_timeout: Longest wait for a live but slow worker, in seconds.
             chunk_bytes: Copy-on-write unit of the shard, a multiple of 64.
@@ -233,6 +238,9 @@ class DenseStream:
         params: Sequence[tuple[str, str, Sequence[int]]],
         blob: bytes | None,
         tensors: Sequence[Tensor],
+        *,
+        planes: Sequence[Sequence[Tensor]] = (),
+        counts: Sequence[int] = (),
     ) -> None:
         """Append parameters; tensor lists are longer by them from here on. Between two steps.
 
@@ -244,11 +252,25 @@ class DenseStream:
             params: As for ``open_stream``.
             blob: Likewise.
             tensors: The parameters.
+            planes: Where the servers step: state to begin with, by plane and parameter.
+            counts: The steps that are in it, by parameter.
         """
     def publish_values(self, params: Sequence[Tensor]) -> None:
         """Make these values the global ones.
 
         An ordered batch that sets instead of adding; waits until it is applied. Not a step.
+        """
+    def publish_plane(self, plane: int, params: Sequence[Tensor], counts: Sequence[int]) -> None:
+        """Set a plane of the servers' state, and the steps taken, by parameter.
+
+        Extents without that plane stay as they are. Who provides an extent sets all planes before
+        its values.
+        """
+    def read_state(self, planes: Sequence[Sequence[Tensor]]) -> list[int]:
+        """Copy the servers' state, as it is now, into tensors by plane and parameter.
+
+        Returns the steps taken, by parameter. Tensors of planes that an extent lacks stay as they
+        are. Each chunk is consistent in itself.
         """
     def wait_initialised(self) -> bool:
         """Wait until the servers hold somebody's values; True then.
@@ -266,6 +288,21 @@ class DenseStream:
         Waits until that slot is free. Parameters that are not carried are not pushed.
         Returns the index of the first parameter whose delta is not finite, -1 if all are.
         """
+    def write_gradients(
+        self,
+        gradients: Sequence[Tensor],
+        carried: Sequence[bool],
+        options: Sequence[SgdOptions | AdamOptions | AdagradOptions],
+        groups: Sequence[int],
+    ) -> int:
+        """Gradients and their hyper-parameters into the next push slot, for servers that step.
+
+        ``groups`` has a place in ``options`` for each parameter; in place of a gradient that is not
+        ``carried`` any tensor like it will do. Returns as write_delta() does.
+        """
+    @property
+    def was_outvoted(self) -> bool:
+        """Whether the last BSP step was taken with other hyper-parameters than this worker's."""
     def push_sum(self, values: Sequence[Tensor], scale: float, must_be_finite: bool) -> int:
         """Push ``values``: the servers add ``scale * values``, not divided by the workers.
 

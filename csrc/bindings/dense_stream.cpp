@@ -8,6 +8,7 @@
 
 #include "bindings/bindings.hpp"
 #include "bindings/errors.hpp"
+#include "bindings/gradient_push.hpp"
 #include "bindings/tensors.hpp"
 
 namespace py = pybind11;
@@ -31,13 +32,16 @@ void run(F call) {
 }
 
 void add_extent(DenseStream& stream, const std::vector<Declared>& params,
-                const std::optional<py::bytes>& blob, const Tensors& tensors) {
+                const std::optional<py::bytes>& blob, const Tensors& tensors,
+                const std::vector<Tensors>& planes, const std::vector<std::uint64_t>& counts) {
   std::vector<store::ParamSpec> specs = to_specs(params);
   const ReadableTensors readable{tensors, specs};
   WritableTensors writable{tensors, specs};
+  const GivenState state{planes, counts, specs};
   const auto blob_span = bytes_of(blob);
   run([&] {
-    return stream.add_extent(std::move(specs), blob_span, readable.pointers(), writable.pointers());
+    return stream.add_extent(std::move(specs), blob_span, readable.pointers(), writable.pointers(),
+                             state.view());
   });
   writable.finish();
 }
@@ -123,8 +127,9 @@ void bind_observation(py::module_& module) {
 
 void bind_dense_stream(py::module_& module) {
   bind_observation(module);
-  py::class_<DenseStream>(module, "DenseStream")
-      .def_property_readonly("provides", &DenseStream::provides)
+  py::class_<DenseStream> stream{module, "DenseStream"};
+  bind_gradient_push(stream);
+  stream.def_property_readonly("provides", &DenseStream::provides)
       .def_property_readonly("blob", &blob)
       .def_property_readonly("rejoined", &DenseStream::rejoined)
       .def_property_readonly("steps", &DenseStream::steps)
@@ -136,7 +141,9 @@ void bind_dense_stream(py::module_& module) {
       .def_property_readonly("retries", [](const DenseStream& s) { return s.counters().retries; })
       .def_property_readonly("wait_seconds",
                              [](const DenseStream& s) { return to_seconds(s.counters().waited); })
-      .def("add_extent", &add_extent, py::arg("params"), py::arg("blob"), py::arg("tensors"))
+      .def("add_extent", &add_extent, py::arg("params"), py::arg("blob"), py::arg("tensors"),
+           py::kw_only(), py::arg("planes") = std::vector<Tensors>{},
+           py::arg("counts") = std::vector<std::uint64_t>{})
       .def("publish_values", &publish_values, py::arg("params"))
       .def("wait_initialised", &wait_initialised)
       .def("begin_step", &DenseStream::begin_step)

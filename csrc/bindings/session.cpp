@@ -41,12 +41,19 @@ std::shared_ptr<Session> connect(std::string job_dir, std::string server_path, s
   return value_or_throw(std::move(session));
 }
 
-std::unique_ptr<DenseStream> open_stream(const std::shared_ptr<Session>& session,
-                                         std::uint16_t ordinal, const std::string& mode,
-                                         std::optional<std::uint64_t> bound, bool buffered,
-                                         const std::vector<Declared>& params,
-                                         const std::optional<py::bytes>& blob, double timeout,
-                                         double straggler_timeout, std::size_t chunk_bytes) {
+store::RuleKind to_rule(const std::optional<std::string>& name) {
+  if (!name) return store::RuleKind::kNone;
+  if (*name == "sgd") return store::RuleKind::kSgd;
+  if (*name == "adam") return store::RuleKind::kAdam;
+  if (*name == "adagrad") return store::RuleKind::kAdagrad;
+  throw py::value_error(formatted("rule must be 'sgd', 'adam' or 'adagrad', got '{}'", *name));
+}
+
+std::unique_ptr<DenseStream> open_stream(
+    const std::shared_ptr<Session>& session, std::uint16_t ordinal, const std::string& mode,
+    std::optional<std::uint64_t> bound, bool buffered, const std::vector<Declared>& params,
+    const std::optional<py::bytes>& blob, const std::optional<std::string>& rule,
+    std::uint8_t planes, double timeout, double straggler_timeout, std::size_t chunk_bytes) {
   if (mode != "async" && mode != "bsp")
     throw py::value_error(formatted("mode must be 'async' or 'bsp', got '{}'", mode));
   if (ordinal >= store::kMaxStreams)
@@ -58,8 +65,11 @@ std::unique_ptr<DenseStream> open_stream(const std::shared_ptr<Session>& session
       .mode = mode == "bsp" ? store::Mode::kBsp : store::Mode::kAsync,
       .pull = buffered ? store::PullMode::kBuffered : store::PullMode::kMapped,
       .bound = bound.value_or(store::kNoBound),
+      .rule = {to_rule(rule), planes},
       .timeout = to_duration(timeout),
       .straggler_timeout = to_duration(straggler_timeout)};
+  if (!options.rule.is_valid())
+    throw py::value_error(formatted("rule {} has no {} planes", rule.value_or("None"), planes));
   store::ExtentLayout layout{to_specs(params), chunk_bytes};
   const auto blob_span = bytes_of(blob);
   auto stream = [&] {
@@ -95,8 +105,8 @@ void bind_session(py::module_& module) {
       .def_property_readonly("server_restarts", &Session::server_restarts)
       .def("open_stream", &open_stream, py::kw_only(), py::arg("ordinal"), py::arg("mode"),
            py::arg("bound"), py::arg("buffered"), py::arg("params"), py::arg("blob"),
-           py::arg("timeout") = 60.0, py::arg("straggler_timeout") = 1800.0,
-           py::arg("chunk_bytes") = store::kChunkBytes)
+           py::arg("rule") = std::nullopt, py::arg("planes") = 0, py::arg("timeout") = 60.0,
+           py::arg("straggler_timeout") = 1800.0, py::arg("chunk_bytes") = store::kChunkBytes)
       .def(
           "close",
           [](Session& session, double timeout) {

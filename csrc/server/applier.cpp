@@ -6,6 +6,7 @@
 #include "kernels/kernels.hpp"
 #include "kernels/relaxed_copy.hpp"
 #include "server/gate.hpp"
+#include "server/rule_step.hpp"
 
 namespace psplus::server {
 namespace {
@@ -72,11 +73,12 @@ void Applier::enter_extent() {
     const store::SlotsView slots = context_.store.slots(member, extent);
     const bool all = (peek(entry.flags) & store::kPushAllParams) != 0;
     every_push_is_whole_ = every_push_is_whole_ && all;
-    pushes_.push_back({.extents = peek(entry.extents),
-                       .all_params = all,
+    pushes_.push_back({.all_params = all,
+                       .flags = peek(entry.flags),
                        .scale = store::from_word(peek(entry.scale)),
                        .values = slots.values(sequence).data(),
-                       .bitmap = slots.bitmap(sequence)});
+                       .bitmap = slots.bitmap(sequence),
+                       .options = slots.options(sequence)});
   }
 }
 
@@ -136,6 +138,83 @@ void Applier::apply_range(std::size_t begin, std::size_t end,
   if constexpr (kAtomicUnitWrites) kernels::store_words_relaxed(scratch.data(), unit, end - begin);
 }
 
+const std::byte* Applier::current_unit() const {
+  return shard_->view.unit(ChunkEntry::unpack(peek(shard_->view.entry(ChunkIndex{chunk_}))).unit);
+}
+
+template <class S>
+void Applier::step_range(std::size_t begin, std::size_t end,
+                         const std::vector<const Borrowed*>& terms, std::uint32_t param,
+                         std::size_t place) {
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  const store::ShardView& view = shard_->view;
+  const store::Rule rule = view.rule();
+  const std::size_t chunk_bytes = shard_->layout.chunk_bytes();
+  const std::size_t first = chunk_ * chunk_bytes + begin;
+  const std::byte* const source = current_unit();
+  std::byte* const unit = view.unit(shard_->free.spare(0));
+  const std::size_t bytes = end - begin;
+  thread_local std::vector<Line> scratch;
+  const std::size_t lines = (bytes + sizeof(Line) - 1) / sizeof(Line);
+  if constexpr (kAtomicUnitWrites) scratch.resize(lines * (1 + rule.planes));
+  std::byte* areas[1 + store::kMaxPlanes] = {};
+  for (std::size_t a = 0; a <= rule.planes; ++a) {
+    areas[a] = unit + a * chunk_bytes + begin;
+    if constexpr (kAtomicUnitWrites) areas[a] = scratch[a * lines].bytes;
+    std::memcpy(areas[a], source + a * chunk_bytes + begin, bytes);
+  }
+  if (!terms.empty() && kind_ == BatchKind::kSet) {
+    const std::uint32_t area = store::set_area(terms.front()->flags);
+    std::memcpy(areas[area], terms.front()->values + first, bytes);
+  } else if (!terms.empty()) {
+    thread_local std::vector<GradientTerm<S>> gradients;
+    gradients.clear();
+    for (const Borrowed* push : terms)
+      gradients.push_back({.gradient = reinterpret_cast<const S*>(push->values + first),
+                           .options = &push->options[param],
+                           .scale = push->scale});
+    std::uint64_t count = 0;
+    if (rule.planes != 0)
+      std::memcpy(&count, source + view.counts_offset() + place * sizeof(count), sizeof(count));
+    StepTarget<S> target{.values = reinterpret_cast<S*>(areas[0]), .planes = {}};
+    for (std::size_t p = 0; p < rule.planes; ++p)
+      target.planes[p] = reinterpret_cast<S*>(areas[1 + p]);
+    take_steps<S>(kind_, rule, gradients, mean_scale_, count, target, bytes / sizeof(S));
+  }
+  if constexpr (kAtomicUnitWrites)
+    for (std::size_t a = 0; a <= rule.planes; ++a)
+      kernels::store_words_relaxed(areas[a], unit + a * chunk_bytes + begin, bytes);
+}
+
+/// Counts come last: until the chunk is flipped its steps are taken from those it has now.
+void Applier::write_counts() {
+  const store::ShardView& view = shard_->view;
+  const store::Rule rule = view.rule();
+  if (rule.planes == 0) return;
+  context_.store.before_write();
+  thread_local std::vector<std::uint64_t> counts;
+  counts.resize(view.header().count_bytes / sizeof(std::uint64_t));
+  std::memcpy(counts.data(), current_unit() + view.counts_offset(), view.header().count_bytes);
+  const auto [first, last] = shard_->layout.params_of_chunk(ChunkIndex{chunk_});
+  thread_local std::vector<const store::StepOptions*> options;
+  for (std::uint32_t i = first; i < last; ++i) {
+    const std::uint32_t param = shard_->layout.order()[i];
+    std::uint64_t& count = counts[i - first];
+    options.clear();
+    for (const Borrowed& push : pushes_)
+      if (carries(push, param)) options.push_back(&push.options[param]);
+    if (kind_ != BatchKind::kSet)
+      count = count_after(kind_, rule, options, count);
+    else if (!options.empty() && store::set_area(pushes_.front().flags) != 0)
+      count = options.front()->count;
+  }
+  kernels::store_words_relaxed(counts.data(),
+                               view.unit(shard_->free.spare(0)) + view.counts_offset(),
+                               view.header().count_bytes);
+}
+
 std::size_t Applier::apply_piece() {
   context_.store.before_write();
   const store::ExtentLayout& layout = shard_->layout;
@@ -144,7 +223,9 @@ std::size_t Applier::apply_piece() {
   std::size_t end = std::min(layout.chunk_bytes(), byte_ + context_.config.piece_bytes);
   thread_local std::vector<const Borrowed*> terms;
   terms.clear();
-  if (every_push_is_whole_) {
+  std::uint32_t param_here = 0;
+  std::size_t place_here = 0;
+  if (every_push_is_whole_ && !steps()) {
     for (const Borrowed& push : pushes_) terms.push_back(&push);
   } else {
     // Up to the next boundary between parameters; what lies between two of them is padding.
@@ -161,15 +242,19 @@ std::size_t Applier::apply_piece() {
         end = std::min<std::size_t>(end, store::round_up(place.byte_end(), 8) - chunk_start);
         for (const Borrowed& push : pushes_)
           if (carries(push, param)) terms.push_back(&push);
+        param_here = param;
+        place_here = i - first;
       }
       break;
     }
   }
   const std::size_t begin = std::exchange(byte_, end);
-  if (layout.storage_of_chunk(chunk) == Storage::float32)
-    apply_range<float>(begin, end, terms);
-  else
-    apply_range<double>(begin, end, terms);
+  with_storage(layout.storage_of_chunk(chunk), [&]<class S>(S) {
+    if (steps())
+      step_range<S>(begin, end, terms, param_here, place_here);
+    else
+      apply_range<S>(begin, end, terms);
+  });
   return end - begin;
 }
 
@@ -210,6 +295,7 @@ bool Applier::advance_batch(std::size_t budget) {
         }
         done += apply_piece();
         if (byte_ == shard_->layout.chunk_bytes()) {
+          if (steps()) write_counts();
           flip_chunk();
           ++chunk_;
           byte_ = 0;

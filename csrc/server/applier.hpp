@@ -31,11 +31,12 @@ class Applier {
  private:
   /// A push of the open batch with the spans that it lends until its batch ends.
   struct Borrowed {
-    std::uint64_t extents;
     bool all_params;
+    std::uint32_t flags;
     double scale;
     const std::byte* values;  // of the extent at hand
     std::span<const std::uint64_t> bitmap;
+    std::span<const store::StepOptions> options;  // by parameter; empty where workers step
   };
   enum class Phase : std::uint8_t { kChunks, kCounters, kClose, kAnnounce, kDone };
 
@@ -47,6 +48,14 @@ class Applier {
   std::size_t apply_piece();
   template <class S>
   void apply_range(std::size_t begin, std::size_t end, const std::vector<const Borrowed*>& terms);
+  /// The same where the servers step: values and state of one parameter, which is the `place`-th of
+  /// the chunk; the padding between two when there are no terms.
+  template <class S>
+  void step_range(std::size_t begin, std::size_t end, const std::vector<const Borrowed*>& terms,
+                  std::uint32_t param, std::size_t place);
+  void write_counts();
+  [[nodiscard]] bool steps() const noexcept { return shard_->view.rule().steps(); }
+  [[nodiscard]] const std::byte* current_unit() const;
   void flip_chunk();
   void write_counters();
   void announce();

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/format.hpp"
 #include "server/gate.hpp"
+#include "server/rule_step.hpp"
 
 namespace psplus::server {
 namespace {
@@ -50,10 +53,68 @@ bool Batcher::read_push(StreamId stream, MemberId member, Sequence sequence, Pus
     reason = formatted("it carries extents {:#x}, registered are {:#x}", push.extents, registered);
   else if (!std::isfinite(push.lambda))
     reason = "its scale is not finite";
+  else
+    reason = fault_in_slots(stream, push);
   if (reason.empty()) return true;
   offences_.push_back(
       {member, formatted("push {} on stream {}: {}", raw(sequence), raw(stream), reason)});
   return false;
+}
+
+bool Batcher::carries(const Push& push, const store::SlotsView& slots, std::size_t param) {
+  return (push.flags & store::kPushAllParams) != 0 ||
+         (slots.bitmap(push.sequence)[param / 64] >> (param % 64) & 1) != 0;
+}
+
+std::string Batcher::fault_in_slots(StreamId stream, const Push& push) const {
+  const bool sets = (push.flags & store::kPushSet) != 0;
+  const std::uint32_t area = store::set_area(push.flags);
+  if (area != 0 && !sets) return formatted("its flags {:#x} do not go together", push.flags);
+  if ((push.flags & store::kPushEmpty) != 0) return {};
+  const store::StreamEntry& entry = context_.stream(stream);
+  for (std::uint32_t e = 0; e < peek(entry.extent_count); ++e) {
+    if ((push.extents >> e & 1) == 0) continue;
+    const ExtentId extent{peek(entry.extents[e])};
+    const store::OwnedShard& shard = context_.store.shard(extent);
+    const store::Rule rule = shard.view.rule();
+    if (area > rule.planes)
+      return formatted("it sets plane {} of extent {}, which has {}", area - 1, e, rule.planes);
+    if (!rule.steps() || sets) continue;
+    const store::SlotsView slots = context_.store.slots(push.member, extent);
+    const auto options = slots.options(push.sequence);
+    for (std::size_t p = 0; p < options.size(); ++p) {
+      if (!carries(push, slots, p)) continue;
+      if (const std::string fault = fault_of(options[p], rule); !fault.empty())
+        return formatted("its options of parameter '{}' {}", shard.layout.params()[p].name, fault);
+    }
+  }
+  return {};
+}
+
+std::uint32_t Batcher::differing_rank(StreamId stream, const std::vector<Push>& pushes) const {
+  const store::StreamEntry& entry = context_.stream(stream);
+  std::uint32_t lowest = 0;
+  std::vector<std::optional<store::StepOptions>> counting;
+  for (std::uint32_t e = 0; e < peek(entry.extent_count); ++e) {
+    const ExtentId extent{peek(entry.extents[e])};
+    if (!context_.store.shard(extent).view.rule().steps()) continue;
+    counting.assign(context_.store.shard(extent).layout.params().size(), std::nullopt);
+    for (const Push& push : pushes) {
+      if ((push.flags & store::kPushEmpty) != 0 || (push.extents >> e & 1) == 0) continue;
+      const store::SlotsView slots = context_.store.slots(push.member, extent);
+      const std::uint32_t rank = peek(context_.member(push.member).rank);
+      for (std::size_t p = 0; p < counting.size(); ++p) {
+        if (!carries(push, slots, p)) continue;
+        store::StepOptions own = slots.options(push.sequence)[p];
+        own.count = 0;  // of sets only
+        if (!counting[p])
+          counting[p] = own;
+        else if (std::memcmp(&*counting[p], &own, sizeof(own)) != 0)
+          lowest = lowest == 0 ? rank + 1 : std::min(lowest, rank + 1);
+      }
+    }
+  }
+  return lowest;
 }
 
 std::vector<Batcher::Push> Batcher::collect(StreamId stream, BatchKind& kind) {
@@ -113,6 +174,10 @@ void Batcher::write_record(StreamId stream, BatchKind kind, const std::vector<Pu
   std::uint64_t total = peek(entry.total_pushes);
   std::map<MemberId, std::pair<std::uint64_t, std::uint64_t>> after;  // clock, pushes
 
+  // No part of the batch: it tells a worker why a step was not what it meant, if it looks in time.
+  if (store::StreamEntry& entry = context_.stream(stream);
+      kind == BatchKind::kMean && peek(entry.rule) != raw(store::RuleKind::kNone))
+    store.put(entry.differing, differing_rank(stream, pushes));
   store.put(record.stream, raw(stream));
   store.put(record.kind, raw(kind));
   store.put(record.count, static_cast<std::uint32_t>(pushes.size()));
@@ -143,7 +208,9 @@ void Batcher::write_record(StreamId stream, BatchKind kind, const std::vector<Pu
     store.put(out.after_pushes, own);
   }
   store.put(record.after_total, total);
-  store.put(record.initialises, kind == BatchKind::kSet ? peek(record.entries[0].extents) : 0);
+  // Values last: who provides an extent's first ones has set its state before.
+  const bool sets_values = kind == BatchKind::kSet && store::set_area(pushes.front().flags) == 0;
+  store.put(record.initialises, sets_values ? peek(record.entries[0].extents) : 0);
   const auto before = store::RecordState::unpack(peek(record.state));
   // Release: whoever sees the batch open sees all of the record.
   store.put(record.state, store::RecordState{next(before.batch), true}.pack(),

@@ -13,11 +13,27 @@ using store::StreamMemberState;
 
 constexpr StreamId kFirstStream{0};
 
-std::string describe(store::Mode mode, store::PullMode pull, std::uint64_t bound) {
+std::string_view describe(store::RuleKind kind) {
+  switch (kind) {
+    case store::RuleKind::kNone:
+      return "stepped by workers";
+    case store::RuleKind::kSgd:
+      return "stepped by servers with SGD";
+    case store::RuleKind::kAdam:
+      return "stepped by servers with Adam";
+    case store::RuleKind::kAdagrad:
+      return "stepped by servers with Adagrad";
+  }
+  return "stepped by nobody";
+}
+
+std::string describe(store::Mode mode, store::PullMode pull, std::uint64_t bound,
+                     store::RuleKind rule) {
   return formatted(
-      "{}, {} pull, {}", mode == store::Mode::kBsp ? "bsp" : "asynchronous",
+      "{}, {} pull, {}, {}", mode == store::Mode::kBsp ? "bsp" : "asynchronous",
       pull == store::PullMode::kBuffered ? "buffered" : "mapped",
-      bound == store::kNoBound ? "no staleness bound" : formatted("staleness bound {}", bound));
+      bound == store::kNoBound ? "no staleness bound" : formatted("staleness bound {}", bound),
+      describe(rule));
 }
 
 }  // namespace
@@ -88,13 +104,20 @@ Status Registry::create_extent(const wire::OpenStream& request, const store::Ext
             formatted("a job has {} extents at most; wrap fewer optimizers, or add fewer groups",
                       store::kMaxExtents)};
   const ExtentId id{static_cast<std::uint16_t>(extent)};
-  const auto shard = context_.store.create_shard(id, layout);
+  const bool is_first = request.extent == StreamExtent{};
+  if (const std::uint32_t kind = peek(context_.stream(request.stream).rule);
+      !is_first && raw(request.rule.kind) != kind)
+    return {StatusCode::kConfig,
+            formatted("a group added to wrapper {} is {}, the wrapper is {}; an added group is "
+                      "stepped as the others are",
+                      raw(request.stream), describe(request.rule.kind),
+                      describe(static_cast<store::RuleKind>(kind)))};
+  const auto shard = context_.store.create_shard(id, layout, request.rule);
   if (!shard.ok()) return shard.status();
   roster_.offer(*shard);
   store::ExtentEntry& entry = control.extents[extent];
   store::StreamEntry& stream = context_.stream(request.stream);
   store::Store& store = context_.store;
-  const bool is_first = request.extent == StreamExtent{};
   store.put(entry.stream, raw(request.stream));
   store.put(entry.place, raw(request.extent));
   store.put(entry.shard_segment, raw(*shard));
@@ -104,6 +127,7 @@ Status Registry::create_extent(const wire::OpenStream& request, const store::Ext
     store.put(stream.mode, raw(request.mode));
     store.put(stream.pull, raw(request.pull));
     store.put(stream.bound, request.bound);
+    store.put(stream.rule, raw(request.rule.kind));
     store.put(stream.total_pushes, 0);
     store.put(stream.barriers, 0);
   }
@@ -121,13 +145,21 @@ Status Registry::check_same(const wire::OpenStream& request, const store::Extent
   const store::StreamEntry& stream = context_.stream(request.stream);
   const auto mode = static_cast<store::Mode>(peek(stream.mode));
   const auto pull = static_cast<store::PullMode>(peek(stream.pull));
-  if (mode != request.mode || pull != request.pull || peek(stream.bound) != request.bound)
+  const auto kind = static_cast<store::RuleKind>(peek(stream.rule));
+  if (mode != request.mode || pull != request.pull || peek(stream.bound) != request.bound ||
+      kind != request.rule.kind)
     return {StatusCode::kConfig,
             formatted("wrapper {} is {} on rank {}, but {} in the job; use the same scheme on "
                       "every rank",
-                      raw(request.stream), describe(request.mode, request.pull, request.bound),
-                      raw(rank), describe(mode, pull, peek(stream.bound)))};
+                      raw(request.stream),
+                      describe(request.mode, request.pull, request.bound, request.rule.kind),
+                      raw(rank), describe(mode, pull, peek(stream.bound), kind))};
   const ExtentId extent = *extent_of(request.stream, request.extent);
+  if (const store::Rule rule = context_.store.shard(extent).view.rule(); rule != request.rule)
+    return {StatusCode::kConfig,
+            formatted("rank {} needs {} value(s) of state for each parameter value, the job keeps "
+                      "{}; give the optimizer the same options (momentum, amsgrad) on every rank",
+                      raw(rank), request.rule.planes, rule.planes)};
   const Status same = store::match_layouts(context_.store.shard(extent).layout, layout, rank);
   if (same.ok()) return same;
   if (request.extent != StreamExtent{})

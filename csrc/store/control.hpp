@@ -4,6 +4,7 @@
 
 #include "base/ids.hpp"
 #include "store/limits.hpp"
+#include "store/rule.hpp"
 #include "store/segment_header.hpp"
 #include "store/words.hpp"
 
@@ -63,6 +64,8 @@ struct StreamEntry {
   HalfWord mode;          ///< Mode
   HalfWord pull;          ///< PullMode
   HalfWord extent_count;  ///< raised when the new extent is whole
+  HalfWord rule;          ///< RuleKind; how much state there is depends on the extent
+  HalfWord differing;     ///< rank + 1 of who had other options than counted in the last BSP step
   Word bound;             ///< staleness bound in steps, or kNoBound
   Word total_pushes;      ///< steps applied, all members
   Word barriers;          ///< barriers completed
@@ -83,9 +86,9 @@ struct ExtentEntry {
 static_assert(sizeof(ExtentEntry) == 32);
 
 enum class BatchKind : std::uint32_t {
-  kAdd = 0,   ///< W -= sum over pushes of scale * delta, one after the other
-  kMean = 1,  ///< W -= scale * (sum of deltas): BSP
-  kSet = 2,   ///< W = values: initial values and publish()
+  kAdd = 0,   ///< W -= sum over pushes of scale * delta, one after the other; or a step for each
+  kMean = 1,  ///< W -= scale * (sum of deltas), or one step on that gradient: BSP
+  kSet = 2,   ///< W, or a plane of state, = values: initial values and publish()
 };
 
 /// One push of a batch, with the counters as they shall stand afterwards: a successor that finishes

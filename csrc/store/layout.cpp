@@ -83,6 +83,15 @@ ExtentLayout::Range ExtentLayout::params_of_chunk(ChunkIndex chunk) const noexce
           static_cast<std::uint32_t>(last - order_.begin())};
 }
 
+std::uint32_t ExtentLayout::most_params_in_a_chunk() const noexcept {
+  std::uint32_t most = 0;
+  for (std::uint32_t c = 0; c < chunk_count_; ++c) {
+    const auto [first, last] = params_of_chunk(ChunkIndex{c});
+    most = std::max(most, last - first);
+  }
+  return most;
+}
+
 std::vector<std::byte> ExtentLayout::serialize() const {
   wire::Writer writer;
   writer.put(kLayoutVersion);

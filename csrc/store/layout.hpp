@@ -58,6 +58,8 @@ class ExtentLayout {
     std::uint32_t last;
   };
   [[nodiscard]] Range params_of_chunk(ChunkIndex chunk) const noexcept;
+  /// The largest number of parameters that share a chunk.
+  [[nodiscard]] std::uint32_t most_params_in_a_chunk() const noexcept;
   /// Indices of non-empty parameters by ascending byte offset.
   [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }
 

@@ -25,21 +25,33 @@ Offsets offsets_of(std::size_t layout_bytes, std::size_t chunks, std::size_t uni
   return at;
 }
 
-}  // namespace
-
-std::size_t ShardView::segment_bytes(const ExtentLayout& layout) noexcept {
-  return offsets_of(layout.serialize().size(), layout.chunk_count(), layout.chunk_bytes()).end;
+std::size_t count_bytes_of(const ExtentLayout& layout, Rule rule) {
+  return rule.planes == 0 ? 0 : round_up(layout.most_params_in_a_chunk() * sizeof(Word), 64);
 }
 
-void ShardView::format(std::span<std::byte> bytes, const ExtentLayout& layout) {
+std::size_t unit_bytes_of(const ExtentLayout& layout, Rule rule) {
+  return layout.chunk_bytes() * (1 + rule.planes) + count_bytes_of(layout, rule);
+}
+
+}  // namespace
+
+std::size_t ShardView::segment_bytes(const ExtentLayout& layout, Rule rule) noexcept {
+  return offsets_of(layout.serialize().size(), layout.chunk_count(), unit_bytes_of(layout, rule))
+      .end;
+}
+
+void ShardView::format(std::span<std::byte> bytes, const ExtentLayout& layout, Rule rule) {
   const auto blob = layout.serialize();
-  const auto at = offsets_of(blob.size(), layout.chunk_count(), layout.chunk_bytes());
+  const auto at = offsets_of(blob.size(), layout.chunk_count(), unit_bytes_of(layout, rule));
   auto& header = *reinterpret_cast<ShardHeader*>(bytes.data());
   header.layout_offset = at.layout;
   header.layout_bytes = blob.size();
   header.table_offset = at.table;
   header.pool_offset = at.pool;
-  header.unit_bytes = layout.chunk_bytes();
+  header.unit_bytes = unit_bytes_of(layout, rule);
+  header.rule_kind = raw(rule.kind);
+  header.planes = rule.planes;
+  header.count_bytes = count_bytes_of(layout, rule);
   header.chunk_count = layout.chunk_count();
   header.unit_count = layout.chunk_count() + kSpareUnits;
   std::memcpy(bytes.data() + at.layout, blob.data(), blob.size());
@@ -57,6 +69,10 @@ Status ShardView::check() const {
       h.unit_count > ChunkEntry::kMaxUnits || h.chunk_count + kSpareUnits != h.unit_count ||
       h.layout_bytes > bytes_.size())
     return damaged;
+  if (h.rule_kind > raw(RuleKind::kAdagrad) || h.planes > kMaxPlanes || !rule().is_valid() ||
+      (h.planes == 0 && h.count_bytes != 0) || h.count_bytes >= h.unit_bytes ||
+      (h.unit_bytes - h.count_bytes) % (64 * (1 + h.planes)) != 0)
+    return damaged;
   const auto at = offsets_of(h.layout_bytes, h.chunk_count, h.unit_bytes);
   if (at.layout != h.layout_offset || at.table != h.table_offset || at.pool != h.pool_offset ||
       at.end > bytes_.size())
@@ -66,6 +82,11 @@ Status ShardView::check() const {
     if (raw(now.unit) >= h.unit_count) return damaged;
   }
   return {};
+}
+
+bool ShardView::fits(const ExtentLayout& layout) const noexcept {
+  return layout.chunk_count() == header().chunk_count && layout.chunk_bytes() == chunk_bytes() &&
+         count_bytes_of(layout, rule()) == header().count_bytes;
 }
 
 Result<BatchId> ShardView::read_chunk(ChunkIndex chunk, std::span<std::byte> out,

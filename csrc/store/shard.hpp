@@ -9,10 +9,15 @@
 #include "base/status.hpp"
 #include "store/layout.hpp"
 #include "store/limits.hpp"
+#include "store/rule.hpp"
 #include "store/segment_header.hpp"
 #include "store/words.hpp"
 
 /// Shard segments: a chunk table over a pool of units, changed by copy-on-write.
+///
+/// A unit is a chunk of values. Where the servers step, a chunk of each plane of state follows it,
+/// in the same addressing, and then the steps taken, one word for each parameter of the chunk in
+/// the order of ExtentLayout::params_of_chunk(): one table entry flips all of it.
 ///
 /// Invariant: the unit that a table entry names holds, complete and unchanging, the chunk as the
 /// batch in that entry left it. The server writes only units that no entry names. A reader that
@@ -29,10 +34,12 @@ struct ShardHeader {
   std::uint64_t layout_bytes;
   std::uint64_t table_offset;
   std::uint64_t pool_offset;
-  std::uint64_t unit_bytes;  ///< a value chunk, later its optimizer-state chunk behind it
+  std::uint64_t unit_bytes;  ///< value chunk, state chunks, counts
   std::uint32_t chunk_count;
   std::uint32_t unit_count;
-  std::uint64_t reserved[2];
+  std::uint32_t rule_kind;  ///< RuleKind
+  std::uint32_t planes;
+  std::uint64_t count_bytes;  ///< of the step counts in a unit; 0 without state
 };
 static_assert(sizeof(ShardHeader) == 128);
 
@@ -42,12 +49,15 @@ class ShardView {
   ShardView() = default;
   explicit ShardView(std::span<std::byte> bytes) noexcept : bytes_(bytes) {}
 
-  [[nodiscard]] static std::size_t segment_bytes(const ExtentLayout& layout) noexcept;
+  [[nodiscard]] static std::size_t segment_bytes(const ExtentLayout& layout,
+                                                 Rule rule = {}) noexcept;
   /// Writes header, layout and the first table into a zeroed segment: chunk c lies in unit c, batch
   /// 0.
-  static void format(std::span<std::byte> bytes, const ExtentLayout& layout);
+  static void format(std::span<std::byte> bytes, const ExtentLayout& layout, Rule rule = {});
   /// Checks every offset against the segment's size and every entry against the pool.
   [[nodiscard]] Status check() const;
+  /// Whether the shard, which has passed check(), is one of `layout`.
+  [[nodiscard]] bool fits(const ExtentLayout& layout) const noexcept;
 
   [[nodiscard]] explicit operator bool() const noexcept { return !bytes_.empty(); }
   [[nodiscard]] const ShardHeader& header() const noexcept {
@@ -61,6 +71,17 @@ class ShardView {
   }
   [[nodiscard]] std::byte* unit(UnitIndex unit) const noexcept {
     return bytes_.data() + header().pool_offset + index(unit) * header().unit_bytes;
+  }
+  [[nodiscard]] Rule rule() const noexcept {
+    return {static_cast<RuleKind>(header().rule_kind), static_cast<std::uint8_t>(header().planes)};
+  }
+  /// Bytes from a unit's values to its first plane of state, and from plane to plane.
+  [[nodiscard]] std::size_t chunk_bytes() const noexcept {
+    return (header().unit_bytes - header().count_bytes) / (1 + header().planes);
+  }
+  /// Bytes from the beginning of a unit to its step counts.
+  [[nodiscard]] std::size_t counts_offset() const noexcept {
+    return header().unit_bytes - header().count_bytes;
   }
 
   /// Copies `chunk`, which the server may be updating, into `out` (unit_bytes at most; a multiple

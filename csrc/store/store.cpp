@@ -117,9 +117,7 @@ Status Store::index_shard(const SegmentHandle& segment) {
   if (Status status = view.check(); !status.ok()) return status;
   auto layout = ExtentLayout::parse(view.layout_bytes());
   if (!layout.ok()) return layout.status();
-  if (layout->chunk_count() != view.header().chunk_count ||
-      layout->chunk_bytes() != view.header().unit_bytes)
-    return missing(formatted("the layout of extent {}", header.owner));
+  if (!view.fits(*layout)) return missing(formatted("the layout of extent {}", header.owner));
   auto free = FreeUnits::derive(view);
   if (!free.ok()) return free.status();
   shards_.emplace(header.owner,
@@ -146,18 +144,16 @@ Status Store::index_worker_segment(const SegmentHandle& segment) {
   } else {
     if (!shards_.contains(header.extent)) return {};  // its extent was never opened
     const ExtentLayout& layout = shards_.at(header.extent).layout;
+    const Rule rule = shards_.at(header.extent).view.rule();
     const bool slots = header.kind == SegmentKind::kSlots;
-    const std::size_t expected =
-        slots ? SlotsView::segment_bytes(layout.bitmap_bytes(), layout.value_bytes())
-              : PullView::segment_bytes(layout.value_bytes());
+    const std::size_t expected = slots ? SlotsView::segment_bytes(layout, rule)
+                                       : PullView::segment_bytes(layout.value_bytes());
     // Left over from an extent of the same number that was forgotten. Sizes are sealed, so a
     // segment that somebody relies on has the right one; check_complete() misses it else.
     if (segment.bytes.size() != expected) return {};
     if (slots)
-      slots_.insert_or_assign(
-          key(member, extent),
-          Owned<SlotsView>{{segment.bytes, layout.bitmap_bytes(), layout.value_bytes()},
-                           header.id});
+      slots_.insert_or_assign(key(member, extent),
+                              Owned<SlotsView>{{segment.bytes, layout, rule}, header.id});
     else
       pulls_.insert_or_assign(key(member, extent),
                               Owned<PullView>{{segment.bytes, layout.value_bytes()}, header.id});
@@ -223,11 +219,11 @@ Result<SegmentId> Store::create_mailbox(MemberId member, Incarnation incarnation
   return made->header().id;
 }
 
-Result<SegmentId> Store::create_shard(ExtentId extent, const ExtentLayout& layout) {
-  auto made = make(SegmentKind::kShard, ShardView::segment_bytes(layout), raw(extent), extent,
+Result<SegmentId> Store::create_shard(ExtentId extent, const ExtentLayout& layout, Rule rule) {
+  auto made = make(SegmentKind::kShard, ShardView::segment_bytes(layout, rule), raw(extent), extent,
                    Incarnation{});
   if (!made.ok()) return made.status();
-  ShardView::format(made->bytes, layout);
+  ShardView::format(made->bytes, layout, rule);
   ShardView view{made->bytes};
   auto free = FreeUnits::derive(view);
   if (!free.ok()) return free.status();
@@ -237,14 +233,12 @@ Result<SegmentId> Store::create_shard(ExtentId extent, const ExtentLayout& layou
 
 Result<SegmentId> Store::create_slots(MemberId member, Incarnation incarnation, ExtentId extent) {
   const ExtentLayout& layout = shard(extent).layout;
-  auto made = make(SegmentKind::kSlots,
-                   SlotsView::segment_bytes(layout.bitmap_bytes(), layout.value_bytes()),
-                   raw(member), extent, incarnation);
+  const Rule rule = shard(extent).view.rule();
+  auto made = make(SegmentKind::kSlots, SlotsView::segment_bytes(layout, rule), raw(member), extent,
+                   incarnation);
   if (!made.ok()) return made.status();
   const SegmentId id = made->header().id;
-  slots_.insert_or_assign(
-      key(member, extent),
-      Owned<SlotsView>{{made->bytes, layout.bitmap_bytes(), layout.value_bytes()}, id});
+  slots_.insert_or_assign(key(member, extent), Owned<SlotsView>{{made->bytes, layout, rule}, id});
   return id;
 }
 

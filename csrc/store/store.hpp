@@ -45,7 +45,7 @@ class Store {
   Status adopt(std::vector<SegmentHandle> segments);
 
   Result<SegmentId> create_mailbox(MemberId member, Incarnation incarnation);
-  Result<SegmentId> create_shard(ExtentId extent, const ExtentLayout& layout);
+  Result<SegmentId> create_shard(ExtentId extent, const ExtentLayout& layout, Rule rule = {});
   Result<SegmentId> create_slots(MemberId member, Incarnation incarnation, ExtentId extent);
   Result<SegmentId> create_pull(MemberId member, Incarnation incarnation, ExtentId extent);
   Result<SegmentId> create_blob(ExtentId extent, std::span<const std::byte> bytes);

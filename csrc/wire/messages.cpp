@@ -44,7 +44,8 @@ void fields(Io io, M& m) {
   } else if constexpr (std::is_same_v<T, Resume>) {
     io(m.protocol), io(m.job), io(m.member), io(m.incarnation);
   } else if constexpr (std::is_same_v<T, OpenStream>) {
-    io(m.stream), io(m.extent), io(m.mode), io(m.pull), io(m.bound);
+    io(m.stream), io(m.extent), io(m.mode), io(m.pull);
+    io(m.rule.kind), io(m.rule.planes), io(m.bound);
     io(m.layout_bytes), io(m.blob_bytes), io(m.has_blob);
   } else if constexpr (std::is_same_v<T, Welcome>) {
     io(m.job), io(m.member), io(m.incarnation), io(m.epoch);
@@ -98,6 +99,7 @@ bool in_range(const Message& message) {
         if constexpr (requires { m.mode; })
           ok = ok && raw(m.mode) <= raw(store::Mode::kBsp) &&
                raw(m.pull) <= raw(store::PullMode::kBuffered);
+        if constexpr (requires { m.rule; }) ok = ok && m.rule.is_valid();
         if constexpr (requires { m.code; }) ok = ok && raw(m.code) <= raw(StatusCode::kInternal);
         return ok;
       },

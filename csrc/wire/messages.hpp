@@ -15,7 +15,7 @@
 /// and descriptors. Pushes and pulls never pass here.
 namespace psplus::wire {
 
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 
 // Worker to server.
 
@@ -41,6 +41,7 @@ struct OpenStream {
   StreamExtent extent{};
   store::Mode mode{};
   store::PullMode pull{};
+  store::Rule rule{};  ///< its kind is the stream's, its planes are the extent's
   std::uint64_t bound = store::kNoBound;
   std::uint64_t layout_bytes = 0;
   std::uint64_t blob_bytes = 0;

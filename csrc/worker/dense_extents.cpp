@@ -7,6 +7,11 @@
 #include "worker/use_chunk.hpp"
 
 namespace psplus::worker {
+namespace {
+
+constexpr std::uint32_t kSetValues = store::kPushSet | store::kPushAllParams;
+
+}  // namespace
 
 DenseStream::DenseStream(std::shared_ptr<Session> session, StreamOptions options)
     : session_(std::move(session)),
@@ -18,7 +23,8 @@ Result<std::unique_ptr<DenseStream>> DenseStream::open(std::shared_ptr<Session> 
                                                        StreamOptions options,
                                                        store::ExtentLayout layout,
                                                        std::span<const std::byte> blob) {
-  const auto ready = register_extent(*session, options, StreamExtent{0}, layout, blob);
+  const auto ready =
+      register_extent(*session, options, StreamExtent{0}, options.rule, layout, blob);
   if (!ready.ok()) return ready.status();
   auto part = ExtentPart::attach(*session, *ready, std::move(layout), 0);
   if (!part.ok()) return part.status();
@@ -40,7 +46,7 @@ void DenseStream::append(ExtentPart part) {
 
 Status DenseStream::add_extent(std::vector<store::ParamSpec> params,
                                std::span<const std::byte> blob, std::span<const void* const> own,
-                               std::span<void* const> values) {
+                               std::span<void* const> values, const FirstState& state) {
   if (parts_.size() == store::kMaxStreamExtents)
     return {StatusCode::kConfig,
             formatted("a wrapped optimizer takes {} parameter groups after wrapping at most; put "
@@ -48,7 +54,8 @@ Status DenseStream::add_extent(std::vector<store::ParamSpec> params,
                       store::kMaxStreamExtents - 1)};
   store::ExtentLayout layout{std::move(params), parts_.front().layout().chunk_bytes()};
   const StreamExtent place{static_cast<std::uint16_t>(parts_.size())};
-  const auto ready = register_extent(*session_, options_, place, layout, blob);
+  const store::Rule rule{options_.rule.kind, static_cast<std::uint8_t>(state.planes.size())};
+  const auto ready = register_extent(*session_, options_, place, rule, layout, blob);
   if (!ready.ok()) return ready.status();
   auto attached = ExtentPart::attach(*session_, *ready, std::move(layout), params_.size());
   if (!attached.ok()) return attached.status();
@@ -57,10 +64,16 @@ Status DenseStream::add_extent(std::vector<store::ParamSpec> params,
     const auto initialised = wait_initialised(part);
     if (!initialised.ok()) return initialised.status();
     if (*initialised) break;
+    const std::uint64_t bytes = part.layout().value_bytes();
+    for (std::uint32_t p = 0; p < rule.planes; ++p) {
+      if (Status status = wait_for_slot(); !status.ok()) return status;
+      write_plane(part, p, state.planes[p], state.counts);
+      if (Status status = publish_set(store::set_plane(p), part.bit(), bytes); !status.ok())
+        return status;
+    }
     if (Status status = wait_for_slot(); !status.ok()) return status;
     part.widen_into(own, part.slots().values(queue_.next()), false);
-    if (Status status = publish_set(part.bit(), part.layout().value_bytes()); !status.ok())
-      return status;
+    if (Status status = publish_set(kSetValues, part.bit(), bytes); !status.ok()) return status;
   }
   // A buffered reply that is under way may be older than the extent: a cut that is not takes its
   // place. The step vector stays that of the last snapshot, which the other parameters are from.
@@ -78,14 +91,12 @@ Status DenseStream::publish_values(std::span<const void* const> params) {
     part.widen_into(part.own(params), part.slots().values(queue_.next()), false);
     extents |= part.bit();
   }
-  return publish_set(extents, value_bytes_);
+  return publish_set(kSetValues, extents, value_bytes_);
 }
 
-/// Publishes the values in the next slot in place of the servers', and waits until they are.
-Status DenseStream::publish_set(std::uint64_t extents, std::uint64_t bytes) {
-  if (Status status = publish_push(store::kPushSet | store::kPushAllParams, extents, 1.0);
-      !status.ok())
-    return status;
+/// Publishes what is in the next slot in place of the servers', and waits until it is.
+Status DenseStream::publish_set(std::uint32_t flags, std::uint64_t extents, std::uint64_t bytes) {
+  if (Status status = publish_push(flags, extents, 1.0); !status.ok()) return status;
   counters_.bytes_pushed += bytes;
   return wait_applied();
 }

@@ -28,6 +28,7 @@ struct StreamOptions {
   store::Mode mode = store::Mode::kAsync;
   store::PullMode pull = store::PullMode::kMapped;
   std::uint64_t bound = store::kNoBound;  ///< staleness bound in steps
+  store::Rule rule{};                     ///< with the state planes of the first extent
   nanoseconds timeout = std::chrono::seconds{60};
   nanoseconds straggler_timeout = std::chrono::seconds{1800};
 };
@@ -38,6 +39,13 @@ struct FusedParam {
   void* value = nullptr;
   void* states[kernels::kMaxStates] = {};  ///< as many as rule.state_count()
   kernels::StepRule rule;
+};
+
+/// State that an extent begins with, where the servers step: of each plane the own parameters'
+/// elements, and the steps that are in it.
+struct FirstState {
+  std::span<const std::vector<const void*>> planes;
+  std::span<const std::uint64_t> counts;
 };
 
 /// What a worker knows when it has begun a snapshot.
@@ -54,7 +62,8 @@ struct Observation {
 ///
 /// A step begins with begin_step(). By the generic path, snapshot() copies the parameters, whatever
 /// optimizer there is steps on them, and write_delta() makes the difference the push. By the fused
-/// path, fused_step() does all of it in one pass, and the pull too.
+/// path, fused_step() does all of it in one pass, and the pull too. Where the servers step,
+/// write_gradients() is all that the worker does.
 ///
 /// A stream begins with one extent; add_extent() appends others. A push is one step over all of
 /// them: it names those of which it carries anything. A snapshot is one over all of them too.
@@ -84,10 +93,16 @@ class DenseStream {
   /// else those that the servers hold; they are in `values` then. Not before or after other
   /// workers, and waits for none but the first. When it fails the stream is as it was, and the call
   /// may be repeated. Errors: as open(); throws what ExtentLayout throws.
+  /// `state` has as many planes as the servers shall keep for the extent.
   Status add_extent(std::vector<store::ParamSpec> params, std::span<const std::byte> blob,
-                    std::span<const void* const> own, std::span<void* const> values);
+                    std::span<const void* const> own, std::span<void* const> values,
+                    const FirstState& state = {});
 
   Status publish_values(std::span<const void* const> params);
+  /// Sets a plane of the servers' state, and steps taken, by parameter. Of extents that lack the
+  /// plane nothing is read. Who gives the first values sets all planes before.
+  Status publish_plane(std::uint32_t plane, std::span<const void* const> params,
+                       std::span<const std::uint64_t> counts);
   /// Of the first extent: @return true when the servers hold somebody's values; false when this
   /// worker is the one that must publish_values() now (also because the one before it died).
   Result<bool> wait_initialised();
@@ -105,6 +120,15 @@ class DenseStream {
   /// @return as write_delta() does.
   Result<std::int64_t> fused_step(std::span<const FusedParam> params,
                                   std::optional<double> local_scale);
+  /// Where the servers step: writes gradients, null for what is not pushed, and their options into
+  /// the next push slot. @return as write_delta() does. Errors: kConfig for options that servers
+  /// cannot step by.
+  Result<std::int64_t> write_gradients(std::span<const void* const> gradients,
+                                       std::span<const store::StepOptions> options);
+  /// The servers' state as it is now, each chunk consistent in itself: planes that an extent lacks
+  /// stay as they are. `counts`: steps taken, by parameter.
+  Status read_state(std::span<const std::span<void* const>> planes,
+                    std::span<std::uint64_t> counts);
   Status write_nothing();
   Status publish(double lambda);
   /// Pushes `values` so that the servers add scale * values, whatever the number of workers.
@@ -126,6 +150,10 @@ class DenseStream {
   Status close(nanoseconds timeout);
 
   [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
+  /// Whether the servers took the last BSP step with other options than this worker's.
+  [[nodiscard]] bool was_outvoted() const noexcept {
+    return entry().differing.load(std::memory_order_acquire) == raw(session_->options().rank) + 1;
+  }
   [[nodiscard]] std::span<const store::ParamSpec> params() const noexcept { return params_; }
   [[nodiscard]] Session& session() noexcept { return *session_; }
 
@@ -156,7 +184,11 @@ class DenseStream {
   [[nodiscard]] std::string missing_workers(TimePoint since, Gate gate, bool& all_alive) const;
   Status wait_applied();
   Status request_cut();
-  Status publish_set(std::uint64_t extents, std::uint64_t bytes);
+  Status publish_set(std::uint32_t flags, std::uint64_t extents, std::uint64_t bytes);
+  /// Into the next slot. @return whether the extent has such a plane.
+  bool write_plane(const ExtentPart& part, std::uint32_t plane,
+                   std::span<const void* const> own_params,
+                   std::span<const std::uint64_t> own_counts);
   Status publish_push(std::uint32_t flags, std::uint64_t extents, double lambda);
   /// Bitmaps, flags and extents of the push in the next slot, of what carried_ says.
   void mark_carried();

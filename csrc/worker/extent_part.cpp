@@ -27,11 +27,10 @@ Result<ExtentPart> ExtentPart::attach(const Session& session, const wire::Stream
     return Status{StatusCode::kInternal, "the server opened a stream without its segments"};
   if (ready.blob_segment != SegmentId{}) part.blob_segment_ = session.segment(ready.blob_segment);
   part.shard_ = store::ShardView{part.shard_segment_->bytes()};
-  part.slots_ = store::SlotsView{part.slots_segment_->bytes(), part.layout_.bitmap_bytes(),
-                                 part.layout_.value_bytes()};
-  part.find_pulls(session);
   if (Status status = part.shard_.check(); !status.ok()) return status;
-  if (part.shard_.header().chunk_count != part.layout_.chunk_count())
+  part.slots_ = store::SlotsView{part.slots_segment_->bytes(), part.layout_, part.shard_.rule()};
+  part.find_pulls(session);
+  if (!part.shard_.fits(part.layout_))
     return Status{StatusCode::kInternal, "the shard's size is not that of the layout"};
   return part;
 }
@@ -57,6 +56,7 @@ std::int64_t ExtentPart::widen_into(std::span<const void* const> own_params,
                                     std::span<std::byte> values, bool streams) const {
   std::int64_t bad = -1;
   for (std::size_t i = 0; i < own_params.size(); ++i) {
+    if (own_params[i] == nullptr) continue;
     const store::ParamPlace& place = layout_.places()[i];
     with_storage(place.storage, [&]<class S>(S) {
       const bool finite = kernels::best().of<S>().widen(

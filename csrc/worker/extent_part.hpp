@@ -47,8 +47,9 @@ class ExtentPart {
     return all.subspan(first_param_, layout_.params().size());
   }
 
-  /// This extent's parameters, as storage scalars, at their places in `values`; with `streams` past
-  /// the caches. @return index in the stream of the first that is not finite, -1 for none.
+  /// This extent's parameters that are not null, as storage scalars, at their places in `values`;
+  /// with `streams` past the caches. @return index in the stream of the first that is not finite,
+  /// -1 for none.
   std::int64_t widen_into(std::span<const void* const> own_params, std::span<std::byte> values,
                           bool streams) const;
   /// Keeps a copy for write_delta().

@@ -76,7 +76,8 @@ Status wait_for_sessions(const Session& session, const StreamOptions& options, T
 }  // namespace
 
 Result<wire::StreamReady> register_extent(Session& session, const StreamOptions& options,
-                                          StreamExtent extent, const store::ExtentLayout& layout,
+                                          StreamExtent extent, store::Rule rule,
+                                          const store::ExtentLayout& layout,
                                           std::span<const std::byte> blob) {
   const auto layout_bytes = layout.serialize();
   const auto layout_segment = segment_with("psplus-layout", layout_bytes);
@@ -125,6 +126,7 @@ Result<wire::StreamReady> register_extent(Session& session, const StreamOptions&
                                              .extent = extent,
                                              .mode = options.mode,
                                              .pull = options.pull,
+                                             .rule = rule,
                                              .bound = options.bound,
                                              .layout_bytes = layout_bytes.size(),
                                              .blob_bytes = blob.size(),

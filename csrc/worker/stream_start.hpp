@@ -14,7 +14,8 @@ namespace psplus::worker {
 /// worker counts in it. The first stream of a job waits for WORLD_SIZE workers: kTimeout says how
 /// many came and which are missing.
 Result<wire::StreamReady> register_extent(Session& session, const StreamOptions& options,
-                                          StreamExtent extent, const store::ExtentLayout& layout,
+                                          StreamExtent extent, store::Rule rule,
+                                          const store::ExtentLayout& layout,
                                           std::span<const std::byte> blob);
 
 }  // namespace psplus::worker

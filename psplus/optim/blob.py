@@ -21,10 +21,13 @@ def describe(
     parameters: Sequence[NamedParameter],
     model: torch.nn.Module | None,
     scheme: str,
+    *,
+    with_state: bool = True,
 ) -> bytes:
     """Kind, hyper-parameters per group, state per parameter and the model's buffers, as bytes.
 
     ``groups`` are those of ``optimizer`` that hold ``parameters``: all, or one that is added.
+    Where servers keep the state it does not travel here: not ``with_state``.
     Values that are neither numbers, strings, tensors nor containers of them stay each worker's own.
     """
     names = {p.tensor: p.name for p in parameters}
@@ -37,7 +40,7 @@ def describe(
     ]
     state = {
         names[key]: _portable(value, f"state of {names[key]!r}")
-        for key, value in optimizer.state.items()
+        for key, value in (optimizer.state.items() if with_state else ())
         if isinstance(key, torch.Tensor) and key in names and isinstance(value, dict)
     }
     buffers = {} if model is None else dict(model.named_buffers())

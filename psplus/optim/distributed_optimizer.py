@@ -140,10 +140,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._engine.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state dict; may be called on one rank alone."""
+        """The inner optimizer's state dict; may be called on one rank alone.
+
+        With ``placement="server"`` its state is what the servers hold now, in torch's form.
+        """
         for pre_hook in list(self._optimizer_state_dict_pre_hooks.values()):
             pre_hook(self)
-        result = self._inner.state_dict()
+        result = self._engine.state_dict()
         for post_hook in list(self._optimizer_state_dict_post_hooks.values()):
             changed = post_hook(self, result)
             result = result if changed is None else changed
@@ -153,7 +156,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Load into the inner optimizer: a state dict of this class or of the plain optimizer.
 
         Concerns this worker's hyper-parameters and state; parameters are the model's, see
-        `publish()`.
+        `publish()`. With ``placement="server"`` the state waits for `publish()` of this worker,
+        and is dropped, with a warning, at a `step()` without one.
         """
         for pre_hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
             changed = pre_hook(self, state_dict)
@@ -188,6 +192,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def publish(self) -> None:
         """Make this worker's parameters the global ones, in order with all pushes.
+
+        With ``placement="server"`` state that was loaded since the last step too; without such the
+        servers keep theirs.
 
         For use after the parameters were changed from outside, by loading a checkpoint into the
         model for example. Others find them at their next pull. Not a step.

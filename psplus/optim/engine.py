@@ -50,6 +50,9 @@ class Engine(Protocol):
     def add_param_group(self, group: dict[str, Any]) -> None:
         """Give the inner optimizer a group more, whose parameters are shared too."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Of the inner optimizer, with the state wherever it is."""
+
     def synchronize(self) -> None:
         """Same parameters everywhere."""
 
@@ -165,6 +168,10 @@ class LocalEngine(Engine):
     def _optimizer_has_grown(self) -> bool:
         held = sum(len(group["params"]) for group in self._optimizer.param_groups)
         return held != len(self._parameters)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
 
     @override
     def synchronize(self) -> None:

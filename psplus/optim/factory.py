@@ -1,6 +1,7 @@
 """From an optimizer to a distributed one."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -26,6 +27,8 @@ from psplus.optim.engine import Engine, LocalEngine
 from psplus.optim.guard import OutsideWrites
 from psplus.optim.names import NamedParameters, name_group, name_parameters
 from psplus.optim.nonfinite import NonFinite
+from psplus.optim.placed_engine import PlacedEngine
+from psplus.optim.placement import PlacedOptimizer, check_placement
 from psplus.optim.server_engine import ServerEngine
 from psplus.optim.turn import TurnState
 from psplus.schemes.base import Scheme
@@ -74,7 +77,9 @@ def wrap(
         lr_scale: Policy that scales an update by its staleness: a name or a callable, see
             `psplus.lr_scale`. Default: the scheme's own.
         local_scale: How much of its own pending update a worker sees (``"ps+"``); default 1.
-        placement: Where the optimizer runs; this version has ``"worker"``.
+        placement: Where the optimizer steps: in each ``"worker"``, whose updates are pushed, or on
+            the ``"server"``, to which gradients are pushed and which keeps the optimizer's state:
+            SGD, Adam, AdamW and Adagrad under ``"bsp"``, ``"ssp"`` and ``"asp"``.
         pull: ``"mapped"`` (the default) reads the server's memory, ``"buffered"`` has the server
             copy a cut for each pull.
         nonfinite: What a step with a NaN or an infinity in a gradient does: ``"skip"`` changes no
@@ -94,8 +99,6 @@ def wrap(
     if isinstance(optimizer, DistributedOptimizer):
         raise ConfigError("this optimizer is wrapped already; wrap the plain one")
     _check_free(optimizer)
-    if placement != "worker":
-        raise ConfigError(f"placement={placement!r} is not in this version; use 'worker'")
     if pull not in ("auto", "mapped", "buffered"):
         raise ConfigError(f"pull={pull!r} is not in this version; use 'mapped' or 'buffered'")
     nonfinite_policy.check_policy(nonfinite)
@@ -105,6 +108,7 @@ def wrap(
     resolved = resolve(
         scheme, staleness_bound=staleness_bound, lr_scale=lr_scale, local_scale=local_scale
     )
+    check_placement(placement, optimizer, resolved)
     check_model(model)
     if isinstance(named_parameters, Iterator):
         named_parameters = list(named_parameters)  # read again when a group is added
@@ -121,6 +125,7 @@ def wrap(
     check_for_server(optimizer, parameters, job.world_size)
     native = session.attach(straggler_timeout=straggler_timeout)
     buffers = find_buffers(model)
+    placed = PlacedOptimizer(optimizer) if placement == "server" else None
     with session.opening() as ordinals:
         ordinal = next(ordinals)
         stream = native.open_stream(
@@ -129,7 +134,16 @@ def wrap(
             bound=resolved.staleness_bound,
             buffered=pull == "buffered",
             params=declare_parameters(parameters),
-            blob=describe(optimizer, optimizer.param_groups, parameters, model, resolved.name),
+            blob=describe(
+                optimizer,
+                optimizer.param_groups,
+                parameters,
+                model,
+                resolved.name,
+                with_state=placed is None,
+            ),
+            rule=None if placed is None else placed.rule,
+            planes=0 if placed is None else placed.add(parameters),
             timeout=timeout,
             straggler_timeout=straggler_timeout,
         )
@@ -154,7 +168,7 @@ def wrap(
             check_same(stream.blob, optimizer, resolved.name)
         state = TurnState(optimizer, parameters, stream, resolved.policy, nonfinite, job.rank)
         try:
-            engine = ServerEngine(
+            engine = (ServerEngine if placed is None else partial(PlacedEngine, placed))(
                 native,
                 state,
                 resolved,

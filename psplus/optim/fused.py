@@ -15,7 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 from psplus import _C
 from psplus.optim.skipping import count_as_step
 
-__all__ = ["FusedOptimizer"]
+__all__ = ["FusedOptimizer", "Options", "options_for"]
 
 _Group = dict[str, Any]
 _Columns = tuple[list[Tensor], list[Tensor], list[list[Tensor | None]], list[Tensor]]
@@ -88,13 +88,19 @@ def _adagrad_columns(optimizer: Any, group: _Group) -> _Columns:
     return params, gradients, [sums], steps
 
 
-_Options = Callable[[_Group], _C.SgdOptions | _C.AdamOptions | _C.AdagradOptions]
+Options = _C.SgdOptions | _C.AdamOptions | _C.AdagradOptions
+_Options = Callable[[_Group], Options]
 _KINDS: dict[type, tuple[_Options, Callable[[Any, _Group], _Columns]]] = {
     torch.optim.SGD: (_sgd_options, _sgd_columns),
     torch.optim.Adam: (_adam_options, _adam_columns),
     torch.optim.AdamW: (_adam_options, _adam_columns),
     torch.optim.Adagrad: (_adagrad_options, _adagrad_columns),
 }
+
+
+def options_for(optimizer: torch.optim.Optimizer) -> _Options:
+    """What reads the hyper-parameters of a group of an optimizer that the kernels can step."""
+    return _KINDS[type(optimizer)][0]
 
 
 class FusedOptimizer:

@@ -1,7 +1,7 @@
 """An optimizer whose parameters live on servers."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
@@ -65,7 +65,7 @@ class ServerEngine(Engine):
         state, stream = self._state, self._stream
         while not stream.wait_initialised():
             # Rank 0, or who takes its place when it dies before it has published.
-            stream.publish_values(state.tensors)
+            self._publish_first_values()
         if came_late:
             _log.warning(
                 "rank %d: the servers already hold values, which win over this worker's own; call "
@@ -79,6 +79,9 @@ class ServerEngine(Engine):
             adopt(stream.blob, state.optimizer, groups, state.parameters, model)
         stream.observe()
         stream.pull(state.tensors, 0.0)
+
+    def _publish_first_values(self) -> None:
+        self._stream.publish_values(self._state.tensors)
 
     @property
     @override
@@ -121,16 +124,22 @@ class ServerEngine(Engine):
         self._check_groups()
         self._check_outside_writes()
         if not self._state.optimizer.state and _compat.is_called_to_make_state():
-            self._state.optimizer.step()
+            self._make_missing_state()
             self._guard.record()
             return None
-        turn = StepTurn(self._state, closure)
+        turn = self._make_turn(closure)
         self._scheme.step(turn)
         if self._buffers is not None:
             self._buffers.push(self._stream.peek().num_workers)
         self._state.steps += 1
         self._guard.record()
         return turn.loss
+
+    def _make_missing_state(self) -> None:
+        self._state.optimizer.step()
+
+    def _make_turn(self, closure: Closure | None) -> StepTurn:
+        return StepTurn(self._state, closure)
 
     @override
     def add_param_group(self, group: dict[str, Any]) -> None:
@@ -145,11 +154,7 @@ class ServerEngine(Engine):
             added = self._name_group(len(optimizer.param_groups) - 1)
             check_parameters(added)
             check_for_server(optimizer, added, self._session.world_size)
-            stream.add_extent(
-                declare_parameters(added),
-                describe(optimizer, optimizer.param_groups[-1:], added, None, self._scheme.name),
-                [p.tensor for p in added],
-            )
+            self._append(added)
         except BaseException:
             optimizer.param_groups.pop()  # as if it had never been there: it may be tried again
             raise
@@ -158,6 +163,18 @@ class ServerEngine(Engine):
         self._guard.record(found)
         if stream.blob is not None:
             adopt(stream.blob, optimizer, optimizer.param_groups[-1:], added, None)
+
+    def _append(self, added: Sequence[NamedParameter]) -> None:
+        optimizer = self._state.optimizer
+        self._stream.add_extent(
+            declare_parameters(added),
+            describe(optimizer, optimizer.param_groups[-1:], added, None, self._scheme.name),
+            [p.tensor for p in added],
+        )
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self._state.optimizer.state_dict()
 
     @override
     def synchronize(self) -> None:

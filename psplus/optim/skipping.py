@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-__all__ = ["count_as_step", "warn_of_skip"]
+__all__ = ["count_as_step", "level_of_caller", "warn_of_skip"]
 
 
 def count_as_step(optimizer: torch.optim.Optimizer) -> None:
@@ -22,11 +22,12 @@ def warn_of_skip(what: str, *, rank: int, step: int) -> None:
     warnings.warn(
         f"rank {rank} skipped step {step}: {what} is not finite; nothing was changed or pushed",
         RuntimeWarning,
-        stacklevel=_level_of_caller(),
+        stacklevel=level_of_caller(),
     )
 
 
-def _level_of_caller() -> int:
+def level_of_caller() -> int:
+    """For a warning at the line of the user that called into psplus: its ``stacklevel``."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         ("psplus.", "torch.", "contextlib")

@@ -172,7 +172,7 @@ def test_integer_parameters_are_named() -> None:
         ({"scheme": "PS+"}, r"has 'bsp', .*; did you mean 'ps\+'\?"),
         ({"scheme": "psplus"}, r"did you mean 'ps\+'\?"),
         ({"scheme": "sync"}, r"has 'bsp', 'ssp', 'asp', 'ps\+'$"),
-        ({"placement": "server"}, "placement='server' is not in this version"),
+        ({"placement": "server"}, r"scheme 'ps\+' continues with a worker's own update"),
         ({"pull": "jit"}, "pull='jit' is not in this version"),
         ({"nonfinite": "ignore"}, "'skip', 'raise' or 'allow'"),
         ({"outside_writes": "allow"}, "'raise' or 'ignore'"),

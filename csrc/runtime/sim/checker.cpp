@@ -18,7 +18,8 @@ Checker::Checker(const Scenario& scenario) : scenario_(scenario) {
   for (const StreamPlan& plan : scenario.streams) {
     Stream& stream = streams_.emplace_back();
     for (const auto& params : plan.extents)
-      stream.shards.emplace_back(store::ExtentLayout{params, scenario.chunk_bytes});
+      stream.shards.emplace_back(store::ExtentLayout{params, scenario.chunk_bytes},
+                                 plan.rule.steps());
   }
 }
 
@@ -214,7 +215,7 @@ void Checker::finish(StreamId id) {
 void Checker::finish(StreamId id, StreamExtent extent, const store::ShardView& view) {
   if (violation_) return;
   const ExpectedShard& shard = streams_[index(id)].shards[index(extent)];
-  std::vector<std::byte> bytes(shard.layout().chunk_bytes());
+  std::vector<std::byte> bytes(view.header().unit_bytes);
   for (std::uint32_t c = 0; c < shard.layout().chunk_count(); ++c) {
     const auto batch = view.read_chunk(ChunkIndex{c}, bytes);
     if (!batch.ok()) return fail("contents", batch.status().message());

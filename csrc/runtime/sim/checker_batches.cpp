@@ -209,7 +209,10 @@ void Checker::opened(BatchId batch) {
       return fail(
           "initial-values",
           formatted("a step was applied to extent {} of stream {} before it had values", e, s));
-    stream.shards[e].subtract(batch, terms);
+    if (plan.rule.steps())
+      stream.shards[e].step(batch, terms, kind == BatchKind::kMean);
+    else
+      stream.shards[e].subtract(batch, terms);
   }
 }
 
@@ -221,14 +224,21 @@ void Checker::opened_set(Stream& stream, BatchId batch) {
     return fail("initial-values", formatted("extents {:#x} of stream {} were given first values "
                                             "twice",
                                             facts.extents, raw(open_stream_)));
-  if (peek(control_->record.initialises) != facts.extents)
+  const bool sets_state = store::set_area(facts.flags) != 0;
+  const std::uint64_t initialises = sets_state ? 0 : facts.extents;
+  if (peek(control_->record.initialises) != initialises)
     return fail("initial-values",
                 formatted("batch {} shall initialise extents {:#x}, expected "
                           "{:#x}",
-                          raw(batch), peek(control_->record.initialises), facts.extents));
-  stream.initialised |= facts.extents;
-  for (std::size_t e = 0; e < stream.shards.size(); ++e)
-    if ((facts.extents >> e & 1) != 0) stream.shards[e].replace(batch, facts.values[e]);
+                          raw(batch), peek(control_->record.initialises), initialises));
+  stream.initialised |= initialises;
+  for (std::size_t e = 0; e < stream.shards.size(); ++e) {
+    if ((facts.extents >> e & 1) == 0) continue;
+    if (sets_state)
+      stream.shards[e].replace_state(batch, facts.values[e]);
+    else
+      stream.shards[e].replace(batch, facts.values[e]);
+  }
 }
 
 /// Takes one entry of a record into the account. @return whether it was right.

@@ -40,12 +40,13 @@ Task Reader::live() {
 }
 
 Task Reader::read(Place& place, ChunkIndex chunk) {
-  const std::size_t bytes = world_.layout(place.stream, place.extent).chunk_bytes();
-  std::vector<std::byte> copy(bytes);
+  std::vector<std::byte> copy;
   for (;;) {
     // Kept alive while it is read.
     const store::SegmentHandle segment = world_.shard(place.stream, place.extent);
     const store::ShardView shard{segment.bytes};
+    const std::size_t bytes = shard.header().unit_bytes;
+    copy.resize(bytes);
     const store::Word& entry = shard.entry(chunk);
     const std::uint64_t before = entry.load(std::memory_order_acquire);
     const auto now = store::ChunkEntry::unpack(before);

@@ -101,8 +101,11 @@ Scenario make_scenario(std::uint64_t seed, const ScenarioChoice& choice) {
   scenario.seed = seed;
   scenario.workers = choice.workers.value_or(static_cast<std::uint32_t>(random.between(1, 5)));
   const std::uint64_t streams = choice.several_streams ? random.between(2, 3) : 1;
-  for (std::uint64_t i = 0; i < streams; ++i)
+  Random rules{seed ^ 0x57e9};
+  for (std::uint64_t i = 0; i < streams; ++i) {
     scenario.streams.push_back(make_stream(random, choice));
+    if (rules.chance(0.35)) scenario.streams.back().rule = {store::RuleKind::kSgd, 1};
+  }
   // With several streams one could stand at a barrier of the first while another waits for its step
   // on the second.
   scenario.streams.front().uneven = streams == 1 && random.chance(0.5);
@@ -123,6 +126,7 @@ std::string Scenario::describe() const {
   for (const StreamPlan& stream : streams) {
     text += formatted(", {} {}", to_string(stream.scheme),
                       stream.pull == store::PullMode::kBuffered ? "buffered" : "mapped");
+    if (stream.rule.steps()) text += " stepped by the server";
     if (stream.bound != store::kNoBound) text += formatted(" (bound {})", stream.bound);
     if (stream.barrier_every != 0 && stream.uneven) text += " with uneven barriers";
     if (stream.extents.size() > 1) text += formatted(" in {} extents", stream.extents.size());

@@ -21,6 +21,9 @@ struct StreamPlan {
   Scheme scheme = Scheme::kPsPlus;
   store::PullMode pull = store::PullMode::kMapped;
   std::uint64_t bound = store::kNoBound;  ///< staleness bound in steps
+  /// Without kinds: pushes are updates. With SGD the servers step on gradients: momentum 1, no
+  /// dampening, no decay, so that whole numbers stay such.
+  store::Rule rule;
   /// Parameters of each extent: the first is there from the start, the others are added later.
   std::vector<std::vector<store::ParamSpec>> extents;
   std::uint64_t target = 6;         ///< a worker has finished when its clock reads this

@@ -117,6 +117,8 @@ class Worker final : public Actor {
   [[nodiscard]] PushFacts make_step(Stream& stream);
   /// A set of all extents, or the first one of the last extent.
   [[nodiscard]] PushFacts make_set(Stream& stream, bool initial);
+  /// The same for the servers' state.
+  [[nodiscard]] PushFacts make_state_set(Stream& stream, bool initial);
   void fill(PushValues& values, const ExpectedShard& shard);
   void look_at_acknowledgements(Stream& stream);
   void read_buffer(Stream& stream, std::size_t buffer, BatchId at_least);

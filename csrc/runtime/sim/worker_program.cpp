@@ -84,6 +84,7 @@ Task Worker::add_part(Stream& stream) {
                                 .extent = place,
                                 .mode = stream.plan->mode(),
                                 .pull = stream.plan->pull,
+                                .rule = stream.plan->rule,
                                 .bound = stream.plan->bound,
                                 .layout_bytes = bytes.size(),
                                 .blob_bytes = 0,
@@ -96,8 +97,8 @@ Task Worker::add_part(Stream& stream) {
   }
   Part part;
   part.id = ExtentId{control_->streams[index(stream.id)].extents[index(place)].load()};
-  part.slots = store::SlotsView{own_segment(store::SegmentKind::kSlots, part.id),
-                                layout.bitmap_bytes(), layout.value_bytes()};
+  part.slots =
+      store::SlotsView{own_segment(store::SegmentKind::kSlots, part.id), layout, stream.plan->rule};
   part.shard = store::ShardView{own_segment(store::SegmentKind::kShard, part.id)};
   part.pull =
       store::PullView{own_segment(store::SegmentKind::kPull, part.id), layout.value_bytes()};
@@ -116,6 +117,7 @@ Task Worker::provide_or_wait(Stream& stream) {
   };
   while (!initialised()) {
     if ((stream.provides & bit) != 0) {
+      if (stream.plan->rule.planes != 0) co_await push(stream, make_state_set(stream, true));
       co_await push(stream, make_set(stream, true));
       // As the real worker does: a reminder that comes meanwhile is no second request.
       co_await wait_for(formatted("setting the first values of stream {}", raw(stream.id)),

@@ -43,7 +43,21 @@ PushFacts Worker::make_step(Stream& stream) {
       for (std::size_t p = 0; p < values.carried.size(); ++p)
         values.carried[p] = random_.chance(0.6);
     fill(values, shard);
+    if (!plan.rule.steps()) continue;
+    const double rate = random_.chance(0.5) ? 1.0 : 0.5;
+    for (std::size_t p = 0; p < values.carried.size(); ++p)
+      values.rates.push_back(p % 2 == 0 ? rate : 2 * rate);
   }
+  return facts;
+}
+
+PushFacts Worker::make_state_set(Stream& stream, bool initial) {
+  PushFacts facts = make_set(stream, initial);
+  facts.flags = store::set_plane(0);
+  facts.initial = false;
+  for (PushValues& values : facts.values)
+    for (std::size_t p = 0; p < values.carried.size(); ++p)
+      values.counts.push_back(random_.below(3));
   return facts;
 }
 
@@ -72,6 +86,8 @@ void Worker::fill(PushValues& values, const ExpectedShard& shard) {
 
 Task Worker::set_values(Stream& stream) {
   co_await flush(stream);
+  if (stream.plan->rule.planes != 0 && random_.chance(0.5))
+    co_await push(stream, make_state_set(stream, false));
   co_await push(stream, make_set(stream, false));
   co_await flush(stream);
 }
@@ -116,6 +132,15 @@ Task Worker::write_slot(Stream& stream, StreamExtent extent, const PushValues& v
     }
     spend(count);
     if (random_.chance(0.3)) co_await sleep(random_.duration(nanoseconds{0}, nanoseconds{5000}));
+  }
+  const auto options = slots.options(sequence);
+  for (std::size_t p = 0; p < options.size(); ++p) {
+    spend(1);
+    options[p] = {.kind = raw(store::RuleKind::kSgd),
+                  .lr = values.rates.empty() ? 0 : values.rates[p],
+                  .momentum = 1,
+                  .count = values.counts.empty() ? 0 : values.counts[p]};
+    if (!values.carried[p]) options[p].lr = std::numeric_limits<double>::quiet_NaN();
   }
   const auto bitmap = slots.bitmap(sequence);
   for (std::size_t word = 0; word < bitmap.size(); ++word) {

@@ -256,7 +256,11 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"Sequence", [](auto&, auto& d) { d.sequence = 3; }, "its sequence or incarnation"},
         Bad{"Incarnation", [](auto&, auto& d) { d.incarnation = 99; },
             "its sequence or incarnation"},
-        Bad{"Flags", [](auto&, auto& d) { d.flags = 16; }, "its flags 0x10 are unknown"},
+        Bad{"Flags", [](auto&, auto& d) { d.flags = 64; }, "its flags 0x40 are unknown"},
+        Bad{"PlaneOfNoSet", [](auto&, auto& d) { d.flags = 16; },
+            "its flags 0x10 do not go together"},
+        Bad{"PlaneWhereThereIsNone", [](auto&, auto& d) { d.flags = store::set_plane(0); },
+            "it sets plane 0 of extent 0, which has 0"},
         Bad{"Extents", [](auto&, auto& d) { d.extents = 2; },
             "it carries extents 0x2, registered are 0x1"},
         Bad{"NanLambda", [](auto&, auto& d) { d.lambda = store::to_word(std::nan("")); },
@@ -269,6 +273,106 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"ThreePublished", [](auto& mail, auto&) { mail.published = mail.published.load() + 2; },
             "more pushes than it has slots"}),
     [](const auto& param) { return param.param.name; });
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr std::uint32_t kSgd = raw(store::RuleKind::kSgd);
+constexpr std::uint32_t kAdam = raw(store::RuleKind::kAdam);
+
+struct BadOptions {
+  const char* name;
+  store::Rule rule;
+  store::StepOptions options;
+  const char* reason;
+};
+class BadStepOptions : public ::testing::TestWithParam<BadOptions> {};
+
+TEST_P(BadStepOptions, AreAnOffenceIfTheirParameterIsCarried) {
+  for (const bool carried : {true, false}) {
+    Bench bench{1, {.rule = GetParam().rule}};
+    TestWorker& worker = bench.job.workers[0];
+    const std::size_t all[] = {0};
+    bench.job.fill(
+        worker, [](std::size_t, std::size_t) { return 1.0; },
+        std::span{all}.first(carried ? 1 : 0));
+    bench.job.options(worker, kStream)[0] = GetParam().options;
+    ASSERT_OK(bench.job.publish(worker, {.flags = 0, .extents = 1}));
+    EXPECT_EQ(bench.batcher.open_next(), !carried);
+    const auto offences = bench.batcher.take_offences();
+    ASSERT_EQ(offences.size(), carried ? 1u : 0u);
+    if (!carried) continue;
+    EXPECT_EQ(offences[0].member, worker.member);
+    EXPECT_THAT(
+        offences[0].reason,
+        ::testing::HasSubstr(std::string{"its options of parameter 'w' "} + GetParam().reason));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, BadStepOptions,
+    ::testing::Values(
+        BadOptions{"NoKind", {store::RuleKind::kSgd, 1}, {}, "are of kind 0"},
+        BadOptions{"OtherKind", {store::RuleKind::kSgd, 1}, {.kind = kAdam}, "are of kind 2"},
+        BadOptions{"Flags",
+                   {store::RuleKind::kSgd, 1},
+                   {.kind = kSgd, .flags = 16},
+                   "have unknown flags 0x10"},
+        BadOptions{"Lr",
+                   {store::RuleKind::kSgd, 1},
+                   {.kind = kSgd, .lr = kNan},
+                   "have a value that is not finite"},
+        BadOptions{"Eps",
+                   {store::RuleKind::kAdam, 2},
+                   {.kind = kAdam, .eps = HUGE_VAL},
+                   "have a value that is not finite"},
+        BadOptions{"Momentum",
+                   {store::RuleKind::kSgd, 0},
+                   {.kind = kSgd, .momentum = 0.5},
+                   "need more state than there is"},
+        BadOptions{"Amsgrad",
+                   {store::RuleKind::kAdam, 2},
+                   {.kind = kAdam, .flags = store::kStepAmsgrad},
+                   "need more state than there is"}),
+    [](const auto& param) { return param.param.name; });
+
+TEST(Batcher, BspSaysWhoseOptionsDifferFromThoseThatCount) {
+  Bench bench{3, {.mode = store::Mode::kBsp, .rule = {store::RuleKind::kSgd, 1}}};
+  const std::atomic<std::uint32_t>& differing = bench.job.control().streams[0].differing;
+  const auto step = [&](double one, double two, bool one_carries) {
+    for (const std::uint32_t rank : {0u, 1u, 2u}) {
+      store::StepOptions& options = bench.job.options(bench.job.workers[rank], kStream)[0];
+      options = {.kind = kSgd, .lr = rank == 0 ? 0.5 : rank == 1 ? one : two, .count = rank};
+      if (rank == 1 && !one_carries)
+        bench.job.push_part(1, 1, {});
+      else
+        bench.job.push_whole(rank, 1);
+    }
+    ASSERT_TRUE(bench.batcher.open_next());
+    bench.finish();
+  };
+  step(0.5, 0.5, true);
+  EXPECT_EQ(differing.load(), 0u);
+  step(0.5, 0.25, true);
+  EXPECT_EQ(differing.load(), 3u);
+  step(0.125, 0.25, true);
+  EXPECT_EQ(differing.load(), 2u);
+  step(0.125, 0.5, false);
+  EXPECT_EQ(differing.load(), 0u) << "who carries nothing has no say";
+}
+
+TEST(Batcher, ValuesInitialiseAnExtentAndPlanesDoNot) {
+  Bench bench{1, {.rule = {store::RuleKind::kAdam, 2}}};
+  TestWorker& worker = bench.job.workers[0];
+  for (const std::uint32_t plane : {0u, 1u}) {
+    ASSERT_OK(bench.job.publish(worker, {.flags = store::set_plane(plane), .extents = 1}));
+    ASSERT_TRUE(bench.batcher.open_next());
+    EXPECT_EQ(bench.record().kind.load(), raw(store::BatchKind::kSet));
+    EXPECT_EQ(bench.record().initialises.load(), 0u);
+    bench.finish();
+  }
+  ASSERT_OK(bench.job.publish(worker, {.flags = store::set_plane(2), .extents = 1}));
+  EXPECT_FALSE(bench.batcher.open_next());
+  ASSERT_EQ(bench.batcher.take_offences().size(), 1u);
+}
 
 }  // namespace
 }  // namespace psplus::server

@@ -119,10 +119,46 @@ TEST(Registry, ASchemeThatDiffersNamesBoth) {
   EXPECT_EQ(one.got<wire::Refused>()[0].code, StatusCode::kConfig);
   EXPECT_THAT(
       one.got<wire::Refused>()[0].text,
-      HasSubstr("wrapper 0 is asynchronous, buffered pull, staleness bound 4 on rank 1, but "
-                "bsp, mapped pull, no staleness bound in the job"));
+      HasSubstr(
+          "wrapper 0 is asynchronous, buffered pull, staleness bound 4, stepped by workers on "
+          "rank 1, but bsp, mapped pull, no staleness bound, stepped by workers in the job"));
   server.open(one, kStream, small(), {.mode = Mode::kBsp, .bound = 4});
   EXPECT_EQ(one.got<wire::Refused>().size(), 2u);
+}
+
+TEST(Registry, WhoStepsAndWithHowMuchStateIsTheSameForAll) {
+  ServerHarness server;
+  TestWorker& zero = server.attach(0, 2);
+  TestWorker& one = server.attach(1, 2);
+  const wire::OpenStream sgd{.rule = {store::RuleKind::kSgd, 1}};
+  server.open(zero, kStream, small(), sgd);
+  server.open(one, kStream, small(), {.rule = {store::RuleKind::kAdam, 2}});
+  server.open(one, kStream, small(), {.rule = {store::RuleKind::kSgd, 0}});
+  const auto refused = one.got<wire::Refused>();
+  ASSERT_EQ(refused.size(), 2u);
+  EXPECT_EQ(refused[0].code, StatusCode::kConfig);
+  EXPECT_THAT(refused[0].text, HasSubstr("stepped by servers with Adam on rank 1"));
+  EXPECT_THAT(refused[0].text, HasSubstr("stepped by servers with SGD in the job"));
+  EXPECT_EQ(refused[1].code, StatusCode::kConfig);
+  EXPECT_THAT(refused[1].text, HasSubstr("rank 1 needs 0 value(s) of state for each parameter "
+                                         "value, the job keeps 1"));
+  server.open(one, kStream, small(), sgd);
+  EXPECT_TRUE(ready(zero).provides);
+  EXPECT_EQ(server.store().shard(ExtentId{0}).view.rule(), sgd.rule);
+  EXPECT_EQ(server.control().streams[0].rule.load(), raw(sgd.rule.kind));
+
+  // An added group may keep another amount of state, but is stepped by the same rule.
+  server.open(zero, kStream, small(),
+              {.extent = StreamExtent{1}, .rule = {store::RuleKind::kAdagrad, 1}});
+  ASSERT_EQ(zero.got<wire::Refused>().size(), 1u);
+  EXPECT_THAT(
+      zero.got<wire::Refused>()[0].text,
+      HasSubstr("a group added to wrapper 0 is stepped by servers with Adagrad, the wrapper "
+                "is stepped by servers with SGD"));
+  server.open(zero, kStream, small(),
+              {.extent = StreamExtent{1}, .rule = {store::RuleKind::kSgd, 0}});
+  EXPECT_EQ(zero.got<wire::Refused>().size(), 1u);
+  EXPECT_EQ(server.store().shard(ExtentId{1}).view.rule().planes, 0u);
 }
 
 TEST(Registry, DamagedLayoutsAndStreamsOutOfOrderAreRefused) {

@@ -112,7 +112,7 @@ TEST(Roster, AnotherProtocolIsRefusedWithBothNumbers) {
   TestWorker& worker = server.connect();
   server.send(worker, wire::Attach{.protocol = 7, .rank = Rank{0}, .world_size = 1, .process = 5});
   EXPECT_THAT(refusal(worker),
-              Refuses(StatusCode::kConfig, "speaks protocol 7, the job's server 2"));
+              Refuses(StatusCode::kConfig, "speaks protocol 7, the job's server 3"));
 }
 
 TEST(Roster, AttachIsAnsweredOnlyWhenEveryLiveWorkerHoldsTheMailbox) {

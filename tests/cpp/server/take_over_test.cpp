@@ -18,21 +18,30 @@ using psplus::testing::TestWorker;
 
 /// Everything of a job that a worker can see and that a kill must not change.
 struct Outcome {
-  std::vector<std::vector<double>> values;
+  std::vector<std::vector<double>> values;  ///< and state, where the servers step
   std::vector<std::uint64_t> counters;
   bool operator==(const Outcome&) const = default;
 };
+
+std::size_t outcome_params(ServerHarness& job) {
+  return job.store().shard(kExtent).layout.params().size();
+}
 
 Outcome outcome_of(ServerHarness& job) {
   Outcome outcome;
   const store::ControlBlock& control = job.control();
   const store::StreamEntry& stream = control.streams[0];
-  for (std::size_t p = 0; p < job.store().shard(kExtent).layout.places().size(); ++p)
+  for (std::size_t p = 0; p < outcome_params(job); ++p)
     outcome.values.push_back(job.values(kExtent, p));
   auto& out = outcome.counters;
+  const std::uint32_t planes = job.store().shard(kExtent).view.rule().planes;
   out = {stream.total_pushes.load(), stream.barriers.load(), control.extents[0].initialised.load(),
          control.layout_version.load(),
          store::RecordState::unpack(control.record.state.load()).open};
+  for (std::size_t p = 0; p < outcome_params(job) && planes != 0; ++p) {
+    for (std::uint32_t a = 0; a < planes; ++a) outcome.values.push_back(job.plane(kExtent, p, a));
+    for (const std::uint64_t count : job.step_counts(kExtent, p)) out.push_back(count);
+  }
   for (std::size_t m = 0; m < 4; ++m) {
     const store::StreamMember& member = stream.members[m];
     out.insert(out.end(), {member.state.load(), member.clock.load(), member.pushes.load()});
@@ -127,6 +136,45 @@ void several_pushes(FoundedJob& job) {
 void one_of_each(FoundedJob& job) {
   for (const std::uint32_t rank : {0u, 1u, 2u}) job.push_whole(rank, 1);
 }
+/// Options of the worker's next push: a rate of its own for each parameter.
+void fill_options(FoundedJob& job, std::uint32_t rank, const store::StepOptions& options) {
+  const auto all = job.options(job.workers[rank], kStream);
+  for (std::size_t p = 0; p < all.size(); ++p) {
+    all[p] = options;
+    all[p].lr *= static_cast<double>(p + rank + 1);
+  }
+}
+constexpr store::StepOptions kMomentum{
+    .kind = raw(store::RuleKind::kSgd), .lr = 1e-4, .momentum = 0.9};
+constexpr store::StepOptions kAdam{
+    .kind = raw(store::RuleKind::kAdam), .lr = 0.5, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8};
+void several_gradients(FoundedJob& job) {
+  const std::size_t some[] = {0, 1, 5};
+  fill_options(job, 0, kMomentum);
+  job.push_whole(0, 1, 0.5);
+  for (const std::uint64_t number : {1u, 2u}) {
+    fill_options(job, 1, kMomentum);
+    job.push_part(1, number, some);
+  }
+  fill_options(job, 2, kMomentum);
+  job.push_whole(2, 1);
+}
+void one_gradient_of_each(FoundedJob& job) {
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
+    fill_options(job, rank, kAdam);
+    job.push_whole(rank, 1);
+  }
+}
+void a_set_of_state(FoundedJob& job) {
+  TestWorker& one = job.workers[1];
+  for (const std::uint32_t a : {0u, 1u}) {
+    job.fill(one, [&](std::size_t p, std::size_t i) { return static_cast<double>(p + i * a + 3); });
+    for (store::StepOptions& options : job.options(one, kStream)) options.count = 7;
+    EXPECT_OK(job.publish(one, {.flags = store::set_plane(a), .extents = 1}));
+  }
+  fill_options(job, 0, kAdam);
+  job.push_whole(0, 1);
+}
 void a_set(FoundedJob& job) {
   job.fill(job.workers[1],
            [](std::size_t p, std::size_t i) { return static_cast<double>(p * 5000 + i + 17); });
@@ -155,6 +203,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Scenario{"Bsp", {.mode = store::Mode::kBsp}, one_of_each},
                       Scenario{"Buffered", {.pull = store::PullMode::kBuffered}, one_of_each},
                       Scenario{"Set", {}, a_set},
+                      Scenario{"Momentum", {.rule = {store::RuleKind::kSgd, 1}}, several_gradients},
+                      Scenario{"BspAdam",
+                               {.mode = store::Mode::kBsp, .rule = {store::RuleKind::kAdam, 2}},
+                               one_gradient_of_each},
+                      Scenario{"StateSet", {.rule = {store::RuleKind::kAdam, 2}}, a_set_of_state},
                       Scenario{"EmptyAndBarrier", {}, empty_pushes_and_a_barrier},
                       Scenario{"Death", {}, a_death_with_pushes}),
     [](const auto& param) { return param.param.name; });

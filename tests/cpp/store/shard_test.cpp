@@ -26,9 +26,9 @@ ExtentLayout layout_of_chunks(std::int64_t chunks) {
 }
 
 struct Shard {
-  explicit Shard(const ExtentLayout& layout)
-      : segment(heap_segment(ShardView::segment_bytes(layout))) {
-    ShardView::format(segment.bytes, layout);
+  explicit Shard(const ExtentLayout& layout, Rule rule = {})
+      : segment(heap_segment(ShardView::segment_bytes(layout, rule))) {
+    ShardView::format(segment.bytes, layout, rule);
     view = ShardView{segment.bytes};
   }
   [[nodiscard]] ShardHeader& header() const {
@@ -60,6 +60,70 @@ TEST(ShardView, FormatPutsChunkCIntoUnitCAsBatchZero) {
               shard.segment.bytes.data() + shard.segment.bytes.size());
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(shard.view.unit(UnitIndex{0})) % 4096, 0u);
   }
+}
+
+constexpr Rule kRules[] = {{RuleKind::kNone, 0}, {RuleKind::kSgd, 0},  {RuleKind::kSgd, 1},
+                           {RuleKind::kAdam, 2}, {RuleKind::kAdam, 3}, {RuleKind::kAdagrad, 1}};
+
+TEST(ShardView, AUnitHasValuesThenStateThenCounts) {
+  std::mt19937_64 random{4};
+  for (int turn = 0; turn < 100; ++turn) {
+    const std::size_t chunk_bytes = 64 * (random() % 3 + 1);
+    const ExtentLayout layout{random_params(random, chunk_bytes), chunk_bytes};
+    for (const Rule rule : kRules) {
+      const Shard shard{layout, rule};
+      ASSERT_OK(shard.view.check());
+      EXPECT_TRUE(shard.view.fits(layout));
+      EXPECT_EQ(shard.view.rule(), rule);
+      EXPECT_EQ(shard.view.chunk_bytes(), chunk_bytes);
+      EXPECT_EQ(shard.view.counts_offset(), chunk_bytes * (1 + rule.planes));
+      EXPECT_EQ(shard.view.header().unit_bytes % 64, 0u);
+      // Room for one count a parameter of the chunk that has most of them.
+      std::size_t most = 0;
+      for (std::uint32_t c = 0; c < layout.chunk_count(); ++c) {
+        std::size_t here = 0;
+        for (const ParamPlace& place : layout.places())
+          if (place.scalar_count != 0 && place.byte_offset < (c + 1) * chunk_bytes &&
+              place.byte_end() > c * chunk_bytes)
+            ++here;
+        most = std::max(most, here);
+      }
+      const std::size_t expected = rule.planes == 0 ? 0 : (most * 8 + 63) / 64 * 64;
+      EXPECT_EQ(shard.view.header().count_bytes, expected);
+      EXPECT_EQ(shard.view.unit(UnitIndex{shard.view.header().unit_count}),
+                shard.segment.bytes.data() + shard.segment.bytes.size());
+      ASSERT_OK(FreeUnits::derive(shard.view));
+    }
+  }
+}
+
+TEST(ShardView, DamagedRulesAreRefused) {
+  const auto damaged = FailsWith(StatusCode::kInternal, "a shard segment is damaged");
+  const ExtentLayout layout = layout_of_chunks(3);
+  const auto check_with = [&](Rule rule, auto change) {
+    const Shard shard{layout, rule};
+    change(shard.header());
+    return shard.view.check();
+  };
+  const Rule momentum{RuleKind::kSgd, 1};
+  EXPECT_OK(check_with(momentum, [](ShardHeader&) {}));
+  EXPECT_THAT(check_with(momentum, [](ShardHeader& h) { h.rule_kind = 4; }), damaged);
+  EXPECT_THAT(check_with(momentum, [](ShardHeader& h) { h.rule_kind = 257; }), damaged);
+  EXPECT_THAT(check_with(momentum, [](ShardHeader& h) { h.rule_kind = 0; }), damaged);
+  EXPECT_THAT(check_with(momentum, [](ShardHeader& h) { h.planes = 2; }), damaged);
+  EXPECT_THAT(check_with(momentum, [](ShardHeader& h) { h.planes = 257; }), damaged);
+  EXPECT_THAT(check_with(momentum, [](ShardHeader& h) { h.count_bytes = h.unit_bytes; }), damaged);
+  EXPECT_THAT(check_with(momentum, [](ShardHeader& h) { h.count_bytes = ~std::uint64_t{0}; }),
+              damaged);
+  EXPECT_THAT(check_with(momentum, [](ShardHeader& h) { h.count_bytes -= 8; }), damaged);
+  EXPECT_THAT(check_with({}, [](ShardHeader& h) { h.count_bytes = 64; }), damaged);
+
+  // Whole in itself, but not of the layout.
+  const Shard halved{layout};
+  halved.header().rule_kind = raw(RuleKind::kSgd);
+  halved.header().planes = 1;
+  EXPECT_OK(halved.view.check());
+  EXPECT_FALSE(halved.view.fits(layout));
 }
 
 TEST(ShardView, DamagedHeadersAreRefused) {

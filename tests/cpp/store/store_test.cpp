@@ -116,6 +116,51 @@ TEST_F(StoreTest, SlotsOfASequenceDoNotOverlap) {
   EXPECT_OK(check_header(store_.segments().at(store_.slots_id(kMember, kExtent))));
 }
 
+TEST_F(StoreTest, SlotsHaveOptionsWhereTheServersStep) {
+  EXPECT_TRUE(store_.slots(kMember, kExtent).options(Sequence{2}).empty());
+  const ExtentId stepped{1};
+  const Rule rule{RuleKind::kAdam, 2};
+  ASSERT_OK(store_.create_shard(stepped, layout(), rule));
+  ASSERT_OK(store_.create_slots(kMember, kLife, stepped));
+  const SlotsView slots = store_.slots(kMember, stepped);
+  for (const std::uint64_t sequence : {2u, 3u}) {
+    const auto options = slots.options(Sequence{sequence});
+    ASSERT_EQ(options.size(), layout().params().size());
+    for (StepOptions& one : options) one.count = sequence;
+    std::fill_n(slots.bitmap(Sequence{sequence}).begin(), 1, ~std::uint64_t{0});
+    std::fill_n(slots.values(Sequence{sequence}).begin(), layout().value_bytes(), std::byte{0xff});
+  }
+  for (const std::uint64_t sequence : {2u, 3u})
+    for (const StepOptions& one : slots.options(Sequence{sequence})) EXPECT_EQ(one.count, sequence);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(slots.values(Sequence{3}).data()) % kPageBytes, 0u);
+  const auto end = slots.values(Sequence{3});
+  const auto& segment = store_.segments().at(store_.slots_id(kMember, stepped));
+  EXPECT_LE(end.data() + end.size(), segment.bytes.data() + segment.bytes.size());
+}
+
+TEST_F(StoreTest, ASuccessorFindsTheRuleOfAShardAndItsSlots) {
+  const ExtentId stepped{1};
+  const Rule rule{RuleKind::kAdam, 3};
+  const auto shard = store_.create_shard(stepped, layout(), rule);
+  ASSERT_OK(shard);
+  ControlBlock& control = store_.control();
+  control.extents[1].shard_segment = raw(*shard);
+  control.extents[1].open = 1;
+  control.layout_version = 2;
+  control.streams[0].extents[1] = raw(stepped);
+  control.streams[0].extent_count = 2;
+  ASSERT_OK(store_.create_slots(kMember, kLife, stepped));
+  store_.slots(kMember, stepped).options(Sequence{4})[1].lr = 0.25;
+  Store successor{source_};
+  ASSERT_OK(successor.adopt(handles()));
+  EXPECT_EQ(successor.shard(stepped).view.rule(), rule);
+  EXPECT_EQ(successor.shard(kExtent).view.rule(), Rule{});
+  EXPECT_EQ(successor.slots(kMember, stepped).options(Sequence{4})[1].lr, 0.25);
+  // Of another rule the sizes are others.
+  reinterpret_cast<ShardHeader*>(store_.segments().at(*shard).bytes.data())->count_bytes += 256;
+  EXPECT_THAT(Store{source_}.adopt(handles()), FailsWith(StatusCode::kInternal, ""));
+}
+
 TEST_F(StoreTest, PullBuffersDoNotOverlapTheirCuts) {
   ASSERT_OK(store_.create_pull(kMember, kLife, kExtent));
   const PullView pull = store_.pull(kMember, kExtent);

@@ -189,6 +189,12 @@ std::span<std::uint64_t> ServerHarness::bitmap(TestWorker& worker, StreamId stre
   return store_->slots(worker.member, extent).bitmap(worker.queues.at(stream).next());
 }
 
+std::span<store::StepOptions> ServerHarness::options(TestWorker& worker, StreamId stream,
+                                                     std::uint32_t e) {
+  const ExtentId extent{control().streams[index(stream)].extents[e].load()};
+  return store_->slots(worker.member, extent).options(worker.queues.at(stream).next());
+}
+
 void ServerHarness::write(const store::ExtentLayout& layout, std::size_t param,
                           std::span<const double> values, std::span<std::byte> extent) {
   const store::ParamPlace& place = layout.places()[param];
@@ -199,14 +205,38 @@ void ServerHarness::write(const store::ExtentLayout& layout, std::size_t param,
     write_as<double>(values, extent.data() + place.byte_offset);
 }
 
-std::vector<double> ServerHarness::values(ExtentId extent, std::size_t param) {
+std::vector<std::byte> ServerHarness::unit(ExtentId extent, ChunkIndex chunk) {
+  const store::ShardView& view = store_->shard(extent).view;
+  std::vector<std::byte> bytes(view.header().unit_bytes);
+  EXPECT_OK(view.read_chunk(chunk, bytes));
+  return bytes;
+}
+
+std::vector<double> ServerHarness::area(ExtentId extent, std::size_t param, std::size_t number) {
+  const store::ExtentLayout& layout = store_->shard(extent).layout;
+  const auto chunk_bytes = static_cast<std::ptrdiff_t>(layout.chunk_bytes());
+  std::vector<std::byte> bytes;
+  for (std::uint32_t c = 0; c < layout.chunk_count(); ++c) {
+    const auto whole = unit(extent, ChunkIndex{c});
+    const auto first = whole.begin() + static_cast<std::ptrdiff_t>(number) * chunk_bytes;
+    bytes.insert(bytes.end(), first, first + chunk_bytes);
+  }
+  return values_in(layout, param, bytes);
+}
+
+std::vector<std::uint64_t> ServerHarness::step_counts(ExtentId extent, std::size_t param) {
   const store::OwnedShard& shard = store_->shard(extent);
-  std::vector<std::byte> bytes(shard.layout.value_bytes());
-  for (std::uint32_t c = 0; c < shard.layout.chunk_count(); ++c)
-    EXPECT_OK(shard.view.read_chunk(
-        ChunkIndex{c},
-        std::span{bytes}.subspan(c * shard.layout.chunk_bytes(), shard.layout.chunk_bytes())));
-  return values_in(shard.layout, param, bytes);
+  std::vector<std::uint64_t> counts;
+  for (std::uint32_t c = 0; c < shard.layout.chunk_count(); ++c) {
+    const auto [first, last] = shard.layout.params_of_chunk(ChunkIndex{c});
+    const auto whole = unit(extent, ChunkIndex{c});
+    for (std::uint32_t i = first; i < last; ++i)
+      if (shard.layout.order()[i] == param)
+        std::memcpy(&counts.emplace_back(),
+                    whole.data() + shard.view.counts_offset() + (i - first) * sizeof(counts[0]),
+                    sizeof(counts[0]));
+  }
+  return counts;
 }
 
 std::vector<double> ServerHarness::values_in(const store::ExtentLayout& layout, std::size_t param,

@@ -100,11 +100,22 @@ class ServerHarness {
   [[nodiscard]] std::span<std::byte> slot(TestWorker& worker, StreamId stream, std::uint32_t e = 0);
   [[nodiscard]] std::span<std::uint64_t> bitmap(TestWorker& worker, StreamId stream,
                                                 std::uint32_t e = 0);
+  /// By parameter; none where workers step.
+  [[nodiscard]] std::span<store::StepOptions> options(TestWorker& worker, StreamId stream,
+                                                      std::uint32_t e = 0);
   /// Writes one parameter, given as doubles, in its storage type into bytes of the extent.
   static void write(const store::ExtentLayout& layout, std::size_t param,
                     std::span<const double> values, std::span<std::byte> extent);
   /// Scalars of one parameter of the shard, as doubles.
-  [[nodiscard]] std::vector<double> values(ExtentId extent, std::size_t param = 0);
+  [[nodiscard]] std::vector<double> values(ExtentId extent, std::size_t param = 0) {
+    return area(extent, param, 0);
+  }
+  /// The same of plane `number` of its state.
+  [[nodiscard]] std::vector<double> plane(ExtentId extent, std::size_t param, std::size_t number) {
+    return area(extent, param, 1 + number);
+  }
+  /// Steps that one parameter has taken, as each chunk that holds some of it counts them.
+  [[nodiscard]] std::vector<std::uint64_t> step_counts(ExtentId extent, std::size_t param);
   /// The same out of bytes of an extent, such as a pull buffer.
   static std::vector<double> values_in(const store::ExtentLayout& layout, std::size_t param,
                                        std::span<const std::byte> extent);
@@ -129,6 +140,10 @@ class ServerHarness {
   std::deque<TestWorker> workers;
 
  private:
+  /// A whole unit of the shard.
+  [[nodiscard]] std::vector<std::byte> unit(ExtentId extent, ChunkIndex chunk);
+  [[nodiscard]] std::vector<double> area(ExtentId extent, std::size_t param, std::size_t number);
+
   const server::Config config_;
   std::unique_ptr<store::Store> store_;
   std::unique_ptr<server::Core> core_;

@@ -13,7 +13,7 @@ namespace psplus::wire {
 auto tied(const Attach& m) { return std::tie(m.protocol, m.rank, m.world_size, m.process); }
 auto tied(const Resume& m) { return std::tie(m.protocol, m.job, m.member, m.incarnation); }
 auto tied(const OpenStream& m) {
-  return std::tie(m.stream, m.extent, m.mode, m.pull, m.bound, m.layout_bytes, m.blob_bytes,
+  return std::tie(m.stream, m.extent, m.mode, m.pull, m.rule, m.bound, m.layout_bytes, m.blob_bytes,
                   m.has_blob);
 }
 auto tied(const Holding& m) { return std::tie(m.segment); }
@@ -41,7 +41,8 @@ const std::vector<ToServer> kToServer{
     Attach{0x01020304, Rank{0x11121314}, 0x21222324, 0x31323334},
     Resume{0x41424344, 0x5152535455565758, MemberId{0x61}, Incarnation{0x7172}},
     OpenStream{StreamId{0x21}, StreamExtent{0x2f}, store::Mode::kBsp, store::PullMode::kBuffered,
-               0x9192939495969798, 0xa1a2a3a4a5a6a7a8, 0xb1b2b3b4b5b6b7b8, true},
+               store::Rule{store::RuleKind::kAdam, 3}, 0x9192939495969798, 0xa1a2a3a4a5a6a7a8,
+               0xb1b2b3b4b5b6b7b8, true},
     Holding{SegmentId{0xc1c2c3c4}},
     NeedPull{StreamId{0x31}},
     CloseStream{StreamId{0x3f}},
@@ -197,6 +198,16 @@ TEST(MessageRanges, EnumeratorsAreChecked) {
               FailsWith(code, text));
   EXPECT_THAT(decode_to_server(encode(ToServer{OpenStream{.pull = store::PullMode{2}}})),
               FailsWith(code, text));
+  using store::RuleKind;
+  EXPECT_OK(decode_to_server(encode(ToServer{OpenStream{.rule = {RuleKind::kAdam, 3}}})));
+  for (const store::Rule rule : {store::Rule{RuleKind{4}, 0},
+                                 {RuleKind::kNone, 1},
+                                 {RuleKind::kSgd, 2},
+                                 {RuleKind::kAdam, 1},
+                                 {RuleKind::kAdam, 4},
+                                 {RuleKind::kAdagrad, 0}})
+    EXPECT_THAT(decode_to_server(encode(ToServer{OpenStream{.rule = rule}})),
+                FailsWith(code, text));
   EXPECT_THAT(decode_to_worker(encode(ToWorker{Refused{StatusCode{9}, false, ""}})),
               FailsWith(code, text));
   EXPECT_OK(decode_to_worker(encode(ToWorker{Refused{StatusCode{8}, false, ""}})));
