@@ -311,6 +311,8 @@ class DenseStream:
         """
     def write_nothing(self) -> None:
         """The next push is a skipped step: it counts and carries nothing."""
+    def first_overflow(self, scale: float) -> int:
+        """Index of the first parameter whose prepared update ``scale`` makes non-finite, or -1."""
     def publish(self, lam: float) -> None:
         """Publish the push prepared by write_delta() or write_nothing(), scaled by ``lam``."""
     def wait_round(self, lag: int) -> None:

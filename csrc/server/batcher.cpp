@@ -46,6 +46,9 @@ bool Batcher::read_push(StreamId stream, MemberId member, Sequence sequence, Pus
   std::string reason;
   if (peek(d.sequence) != raw(sequence) || peek(d.incarnation) != raw(push.incarnation))
     reason = "its sequence or incarnation is not the published one";
+  else if (peek(d.layout_version) > peek(context_.control().layout_version))
+    reason = formatted("it is of layout version {}, the job is at {}", peek(d.layout_version),
+                       peek(context_.control().layout_version));
   else if ((push.flags & ~store::kKnownPushFlags) != 0)
     reason = formatted("its flags {:#x} are unknown", push.flags);
   else if ((push.extents & ~registered) != 0)

@@ -37,7 +37,7 @@ struct PushDescriptor {
   HalfWord epoch;  ///< of the server it was made under
   HalfWord incarnation;
   HalfWord flags;  ///< PushFlags
-  HalfWord reserved0;
+  HalfWord layout_version;  ///< of the job, by which it has all extents that its worker knows
   Word extents;           ///< bit i: extent i of the stream
   Word lambda;            ///< double; the worker's scale for this push
   Word snapshot_foreign;  ///< foreign steps contained in the snapshot it was computed on

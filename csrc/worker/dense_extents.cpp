@@ -1,5 +1,6 @@
 // How a dense stream begins and grows: registration and first values of its extents.
 
+#include <algorithm>
 #include <utility>
 
 #include "base/format.hpp"
@@ -41,6 +42,7 @@ void DenseStream::append(ExtentPart part) {
   params_.insert(params_.end(), params.begin(), params.end());
   value_bytes_ += part.layout().value_bytes();
   carried_.resize(params_.size(), 0);
+  layout_version_ = std::max(layout_version_, part.layout_version());
   parts_.push_back(std::move(part));
 }
 

@@ -1,6 +1,7 @@
 #include "worker/dense_stream.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "server/gate.hpp"
 
@@ -63,6 +64,29 @@ Status DenseStream::write_nothing() {
   return {};
 }
 
+std::int64_t DenseStream::first_overflow(double scale) const {
+  const auto overflows = [&]<class S>(const std::byte* bytes, std::size_t count) {
+    const auto* const values = reinterpret_cast<const S*>(bytes);
+    return !std::all_of(values, values + count, [factor = static_cast<S>(scale)](S value) {
+      return std::isfinite(factor * value);
+    });
+  };
+  for (const ExtentPart& part : parts_) {
+    const auto own = part.own(std::span<const std::uint8_t>{carried_});
+    const std::byte* const slot = part.slots().values(queue_.next()).data();
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (own[i] == 0) continue;
+      const store::ParamPlace& place = part.layout().places()[i];
+      const std::byte* const values = slot + place.byte_offset;
+      const bool found = place.storage == Storage::float32
+                             ? overflows.operator()<float>(values, place.scalar_count)
+                             : overflows.operator()<double>(values, place.scalar_count);
+      if (found) return static_cast<std::int64_t>(part.first_param() + i);
+    }
+  }
+  return -1;
+}
+
 Status DenseStream::publish(double lambda) {
   if (Status status = publish_push(prepared_flags_, prepared_extents_, lambda); !status.ok())
     return status;
@@ -81,6 +105,9 @@ Result<std::int64_t> DenseStream::push_sum(std::span<const void* const> values, 
   }
   if (bad >= 0 && must_be_finite) return bad;
   carried_.assign(values.size(), 1);
+  if (must_be_finite && std::abs(scale) > 1) {
+    if (bad = first_overflow(scale); bad >= 0) return bad;
+  }
   mark_carried();
   begin_step();
   // Servers subtract.
@@ -97,7 +124,8 @@ Status DenseStream::publish_push(std::uint32_t flags, std::uint64_t extents, dou
                       .extents = extents,
                       .lambda = lambda,
                       .snapshot_foreign = computed_on_,
-                      .epoch = session_->epoch()};
+                      .epoch = session_->epoch(),
+                      .layout_version = layout_version_};
   if (Status status = queue_.publish(info); !status.ok()) {
     const Status failed = session_->failure();
     return failed.ok() ? status : failed;

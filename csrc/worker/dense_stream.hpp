@@ -130,10 +130,13 @@ class DenseStream {
   Status read_state(std::span<const std::span<void* const>> planes,
                     std::span<std::uint64_t> counts);
   Status write_nothing();
+  /// Index of the first carried parameter of the prepared push with a value that `scale` makes
+  /// infinite or NaN, -1 if there is none.
+  [[nodiscard]] std::int64_t first_overflow(double scale) const;
   Status publish(double lambda);
   /// Pushes `values` so that the servers add scale * values, whatever the number of workers.
-  /// @return index of the first parameter with a value that is not finite, in which case nothing is
-  /// pushed if `must_be_finite`; else -1.
+  /// @return index of the first parameter with a value that is not finite, as it is or scaled, in
+  /// which case nothing is pushed if `must_be_finite`; else -1.
   Result<std::int64_t> push_sum(std::span<const void* const> values, double scale,
                                 bool must_be_finite);
   /// Waits until own step `steps() - lag` is applied, visible and released.
@@ -228,6 +231,7 @@ class DenseStream {
   std::vector<std::byte> copy_;         ///< of a chunk, where reading in place is not possible
   std::uint32_t prepared_flags_ = 0;    ///< of the push in the next slot
   std::uint64_t prepared_extents_ = 0;  ///< likewise
+  std::uint32_t layout_version_ = 0;
   std::vector<std::uint8_t> carried_;   ///< by parameter of the stream
   StepVector seen_;                     ///< vector of the last snapshot
   std::uint64_t observed_ = 0;

@@ -27,6 +27,8 @@ class ExtentPart {
                                    store::ExtentLayout layout, std::size_t first_param);
 
   [[nodiscard]] StreamExtent place() const noexcept { return place_; }
+  /// The version of the job's layout that added it.
+  [[nodiscard]] std::uint32_t layout_version() const noexcept { return raw(id_) + 1U; }
   [[nodiscard]] std::uint64_t bit() const noexcept { return std::uint64_t{1} << raw(place_); }
   [[nodiscard]] const store::ExtentLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] const store::ShardView& shard() const noexcept { return shard_; }

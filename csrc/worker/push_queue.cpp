@@ -9,6 +9,7 @@ Status PushQueue::publish(const PushInfo& info) {
   d.epoch.store(raw(info.epoch), kRelaxed);
   d.incarnation.store(raw(incarnation_), kRelaxed);
   d.flags.store(info.flags, kRelaxed);
+  d.layout_version.store(info.layout_version, kRelaxed);
   d.extents.store(info.extents, kRelaxed);
   d.lambda.store(store::to_word(info.lambda), kRelaxed);
   d.snapshot_foreign.store(info.snapshot_foreign, kRelaxed);

@@ -15,6 +15,7 @@ struct PushInfo {
   double lambda = 1.0;
   std::uint64_t snapshot_foreign = 0;  ///< foreign steps in the snapshot it was computed on
   Epoch epoch{};
+  std::uint32_t layout_version = 0;  ///< by which the job has all extents that the worker knows
 };
 
 /// A worker's end of the asynchronous push queue of one stream: two slots, published by one

@@ -104,9 +104,11 @@ Result<wire::StreamReady> register_extent(Session& session, const StreamOptions&
     const bool all_attached = roll.attached.size() >= world;
     const auto silent = Clock::now() - last_arrival;
     if (silent < (all_attached ? options.straggler_timeout : options.timeout)) return {};
+    constexpr std::size_t kNamed = 20;  // a wrong WORLD_SIZE makes many
     std::vector<std::uint32_t> missing;
-    for (std::uint32_t rank = 0; rank < world; ++rank)
+    for (std::uint32_t rank = 0; rank < world && missing.size() < kNamed; ++rank)
       if (!roll.registered.contains(rank)) missing.push_back(rank);
+    const std::size_t unnamed = world - roll.registered.size() - missing.size();
     std::string fix;
     for (const std::uint32_t rank : missing)
       if (const auto left = roll.gone.find(rank); left != roll.gone.end())
@@ -114,13 +116,13 @@ Result<wire::StreamReady> register_extent(Session& session, const StreamOptions&
                          left->second);
     if (fix.empty())
       fix =
-          "Start all ranks with the same PSPLUS_JOB (or under one torchrun), or set WORLD_SIZE to "
-          "the number of workers";
+          "Start all ranks with the same PSPLUS_JOB (or under one torchrun), by one user, with the "
+          "same TMPDIR and PSPLUS_HOST_ID, or set WORLD_SIZE to the number of workers";
     return {StatusCode::kTimeout,
-            formatted("{} of {} workers joined; rank {} {} missing after {:.1f} s without an "
+            formatted("{} of {} workers joined; rank {}{} {} missing after {:.1f} s without an "
                       "arrival. {}",
                       roll.registered.size(), world, joined(missing, ", "),
-                      missing.size() == 1 ? "is" : "are", to_seconds(silent), fix)};
+                      unnamed == 0 ? "" : formatted(" and {} more", unnamed), missing.size() == 1 ? "is" : "are", to_seconds(silent), fix)};
   };
   auto answer = session.ask(wire::OpenStream{.stream = options.stream,
                                              .extent = extent,

@@ -55,7 +55,8 @@ class LocalBacking(Backing):
 
     @override
     def push(self, update: Tensor, scale: float, must_be_finite: bool) -> bool:
-        if must_be_finite and not bool(torch.isfinite(update).all()):
+        scaled = update.detach() * scale if abs(scale) > 1 else update.detach()
+        if must_be_finite and not bool(torch.isfinite(scaled).all()):
             return False
         self._value.add_(update.detach(), alpha=scale)
         self._pushes += 1

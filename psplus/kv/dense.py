@@ -65,8 +65,9 @@ class DenseValue:
         def call() -> None:
             if not self._backing.push(update, float(scale), self._must_be_finite):
                 raise Error(
-                    f"the update of {self.name!r} holds a NaN or an infinity, so nothing was "
-                    "pushed; make the store with nonfinite='allow' if that is meant"
+                    f"the update of {self.name!r} holds a NaN or an infinity"
+                    + (f" when scaled by {scale:g}" if abs(scale) > 1 else "")
+                    + ", so nothing was pushed; make the store with nonfinite='allow' if that is meant"
                 )
 
         if async_op:

@@ -15,6 +15,7 @@ from psplus.optim.blob import adopt, describe
 from psplus.optim.buffers import SharedBuffers
 from psplus.optim.checks import check_for_server, check_parameters, declare_parameters
 from psplus.optim.engine import Closure, Engine
+from psplus.optim.exclusive import Exclusive, exclusive
 from psplus.optim.guard import OutsideWrites, WriteGuard
 from psplus.optim.names import NamedParameter
 from psplus.optim.turn import StepTurn, TurnState
@@ -28,10 +29,10 @@ __all__ = ["ServerEngine"]
 _log = logging.getLogger(__name__)
 
 
-class ServerEngine(Engine):
+class ServerEngine(Exclusive, Engine):
     """Steps by a scheme over a stream; see `DistributedOptimizer` for what each call promises.
 
-    Thread safety: none; one thread steps.
+    Thread safety: one thread at a time; calls on others meanwhile are refused.
     """
 
     uses_server = True
@@ -47,6 +48,7 @@ class ServerEngine(Engine):
         open_buffers: Callable[[], SharedBuffers | None],
         name_group: Callable[[int], list[NamedParameter]],
     ) -> None:
+        super().__init__()
         self._session = session
         self._state = state
         self._stream = state.stream
@@ -119,6 +121,7 @@ class ServerEngine(Engine):
         return torch.tensor(self._stream.step_vector(), dtype=torch.int64)
 
     @override
+    @exclusive
     def step(self, closure: Closure | None) -> Any:
         self._check_ready("step()")
         self._check_groups()
@@ -142,6 +145,7 @@ class ServerEngine(Engine):
         return StepTurn(self._state, closure)
 
     @override
+    @exclusive
     def add_param_group(self, group: dict[str, Any]) -> None:
         self._check_ready("add_param_group()")
         self._check_groups()
@@ -177,6 +181,7 @@ class ServerEngine(Engine):
         return self._state.optimizer.state_dict()
 
     @override
+    @exclusive
     def synchronize(self) -> None:
         self._check_ready("synchronize()")
         self._check_outside_writes()
@@ -227,11 +232,13 @@ class ServerEngine(Engine):
             self._guard.record(found)
 
     @override
+    @exclusive
     def pull(self) -> None:
         self._check_ready("pull()")
         self._take_values()
 
     @override
+    @exclusive
     def publish(self) -> None:
         self._check_ready("publish()")
         with named_range("psplus.publish"):

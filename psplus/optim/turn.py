@@ -75,6 +75,7 @@ class StepTurn(Turn):
         self._closure = closure
         self._carried: list[bool] = []
         self._prepared: PreparedStep | None = None
+        self._has_pulled = False
         self.loss: Any = None
 
     @override
@@ -113,6 +114,7 @@ class StepTurn(Turn):
     def publish(self, lam: float) -> None:
         if self._prepared is not None:
             self._run_prepared(self._prepared, None)
+        self._check_scaled_update(lam)
         with named_range("psplus.push"):
             self._state.stream.publish(lam)
 
@@ -145,8 +147,24 @@ class StepTurn(Turn):
         self._state.lr_scale = evaluate(self._state.policy, staleness)
         return self._state.lr_scale
 
+    def _check_scaled_update(self, lam: float) -> None:
+        """Skip the step if ``lam`` makes infinities of an update that is finite."""
+        state = self._state
+        if abs(lam) <= 1 or state.nonfinite == "allow":
+            return
+        place = state.stream.first_overflow(lam)
+        if place < 0:
+            return
+        self._skip(
+            f"the update of parameter {state.parameters[place].name!r} times lr_scale {lam:g}",
+            "look at lr_scale; nothing has been pushed, and pull() takes the servers' values",
+        )
+        if self._has_pulled:  # it has the infinities already
+            state.stream.pull(state.tensors, 0.0)
+
     @override
     def pull(self, local_scale: float) -> None:
+        self._has_pulled = True
         if self._prepared is not None and self._run_prepared(self._prepared, local_scale):
             return
         with named_range("psplus.pull"):

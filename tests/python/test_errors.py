@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -423,3 +424,32 @@ def test_a_peer_that_came_and_ended_is_named(workers: Workers) -> None:
     message, process = workers(end_at_once, 2)
     assert "1 of 2 workers joined; rank 1 is missing" in message
     assert f"Rank 1 came as process {process} and ended" in message
+
+
+def step_on_two_threads() -> str:
+    model = make_model()
+    optimizer = wrapped(model)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def closure() -> float:
+        entered.set()
+        assert go_on.wait(20)
+        gradients_at(model, 0, 0)
+        return 0.0
+
+    thread = threading.Thread(target=optimizer.step, args=(closure,))
+    thread.start()
+    assert entered.wait(20)
+    for call in (optimizer.step, optimizer.pull, optimizer.publish, optimizer.synchronize):
+        with pytest.raises(psplus.Error, match="another thread") as caught:
+            call()
+    go_on.set()
+    thread.join()
+    step(model, optimizer, 1)
+    assert optimizer.stats.pushes == 2
+    return str(caught.value)
+
+
+def test_a_second_thread_is_refused(workers: Workers) -> None:
+    (message,) = workers(step_on_two_threads, 1)
+    assert "let one thread make them" in message

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from problems import values_of
 from torch import nn
 
 import psplus
@@ -145,3 +146,58 @@ def test_an_update_that_overflows_is_not_pushed(workers: Workers, scheme: str) -
     assert found["skipped"] == 1
     assert "update of parameter '0.0'" in found["warned"][0]
     assert torch.equal(found["value"], torch.full((100,), 0.5))
+
+
+def scale_into_infinity(scheme: str, make: str) -> dict[str, Any]:
+    """Rank 0 alone; the factor of the second step makes infinities of updates that are finite."""
+    model = nn.Linear(3, 2)
+    plain: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    if make == "generic":
+        plain = torch.optim.RMSprop(model.parameters(), lr=1.0)
+    factors = iter([1.0, 1e39, 1.0])
+    optimizer = psplus.wrap(
+        plain,
+        scheme,
+        model=model,
+        session=psplus.connect(server="always"),
+        lr_scale=lambda _: next(factors),
+    )
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = values_of(model)
+    with pytest.warns(RuntimeWarning, match=r"'weight' times lr_scale 1e\+39 is not finite"):
+        optimizer.step()
+    found = {"skipped": optimizer.stats.skipped_steps, "unchanged": values_of(model)}
+    optimizer.pull()
+    found["pulled"] = values_of(model)
+    optimizer.step()
+    found["finite"] = all(p.isfinite().all() for p in model.parameters())
+    return {**found, "before": before}
+
+
+@pytest.mark.parametrize("make", ["fused", "generic"])
+@pytest.mark.parametrize("scheme", ["ps+", "asp"])
+def test_a_factor_that_makes_infinities_skips_the_step(
+    workers: Workers, scheme: str, make: str
+) -> None:
+    (found,) = workers(scale_into_infinity, 1, scheme=scheme, make=make)
+    assert found["skipped"] == 1
+    assert found["finite"]
+    for name, value in found["before"].items():
+        assert torch.equal(found["unchanged"][name], value)
+        assert torch.equal(found["pulled"][name], value)
+
+
+def push_into_infinity(server: str) -> None:
+    with psplus.KVStore(session=psplus.connect(server=server)) as kv:
+        value = kv.dense("w", torch.zeros(4))
+        with pytest.raises(psplus.Error, match=r"infinity when scaled by 1e\+30, so nothing"):
+            value.push(torch.full((4,), 1e20), scale=1e30)
+        value.push(torch.full((4,), 2.0), scale=3.0)
+        assert torch.equal(value.pull(), torch.full((4,), 6.0))
+
+
+@pytest.mark.parametrize("server", ["always", "auto"])
+def test_a_scale_that_makes_infinities_pushes_nothing(workers: Workers, server: str) -> None:
+    workers(push_into_infinity, 1, server=server)

@@ -162,6 +162,7 @@ class Worker final : public Actor {
   MemberId member_{};
   Incarnation incarnation_{};
   Epoch epoch_{};
+  std::uint32_t layout_version_ = 0;
   const store::ControlBlock* control_ = nullptr;
   store::MailboxBlock* mailbox_ = nullptr;
   std::optional<wire::ToWorker> answer_;

@@ -97,6 +97,7 @@ Task Worker::add_part(Stream& stream) {
   }
   Part part;
   part.id = ExtentId{control_->streams[index(stream.id)].extents[index(place)].load()};
+  layout_version_ = std::max(layout_version_, raw(part.id) + 1U);
   part.slots =
       store::SlotsView{own_segment(store::SegmentKind::kSlots, part.id), layout, stream.plan->rule};
   part.shard = store::ShardView{own_segment(store::SegmentKind::kShard, part.id)};

@@ -157,7 +157,7 @@ Task Worker::push(Stream& stream, PushFacts facts) {
   look_at_acknowledgements(stream);
   co_await write_slots(stream, facts);
   if (random_.chance(0.2)) co_await sleep(random_.duration(nanoseconds{0}, nanoseconds{5000}));
-  constexpr std::uint64_t kDescriptorWords = 7;
+  constexpr std::uint64_t kDescriptorWords = 8;
   if (const std::uint64_t words = words_left(kDescriptorWords); words < kDescriptorWords)
     die_in_descriptor(stream, words);
   spend(kDescriptorWords);
@@ -166,7 +166,8 @@ Task Worker::push(Stream& stream, PushFacts facts) {
                                                  .extents = facts.extents,
                                                  .lambda = facts.lambda,
                                                  .snapshot_foreign = facts.snapshot_foreign,
-                                                 .epoch = epoch_});
+                                                 .epoch = epoch_,
+                                                 .layout_version = layout_version_});
   if (!published.ok()) {
     if (!stream.queue.closed())
       world_.checker().fail("closed-queue", "a publish was refused, but the queue is not closed");
@@ -191,8 +192,9 @@ void Worker::die_in_descriptor(Stream& stream, std::uint64_t words) {
   if (words > 1) d.epoch.store(raw(epoch_), std::memory_order_relaxed);
   if (words > 2) d.incarnation.store(raw(incarnation_), std::memory_order_relaxed);
   if (words > 3) d.flags.store(store::kPushAllParams, std::memory_order_relaxed);
-  if (words > 4) d.extents.store(1, std::memory_order_relaxed);
-  if (words > 5) d.lambda.store(store::to_word(1.0), std::memory_order_relaxed);
+  if (words > 4) d.layout_version.store(layout_version_, std::memory_order_relaxed);
+  if (words > 5) d.extents.store(1, std::memory_order_relaxed);
+  if (words > 6) d.lambda.store(store::to_word(1.0), std::memory_order_relaxed);
   throw Killed{};
 }
 

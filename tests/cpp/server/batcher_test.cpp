@@ -256,6 +256,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"Sequence", [](auto&, auto& d) { d.sequence = 3; }, "its sequence or incarnation"},
         Bad{"Incarnation", [](auto&, auto& d) { d.incarnation = 99; },
             "its sequence or incarnation"},
+        Bad{"LayoutVersion", [](auto&, auto& d) { d.layout_version = 2; },
+            "it is of layout version 2, the job is at 1"},
         Bad{"Flags", [](auto&, auto& d) { d.flags = 64; }, "its flags 0x40 are unknown"},
         Bad{"PlaneOfNoSet", [](auto&, auto& d) { d.flags = 16; },
             "its flags 0x10 do not go together"},
