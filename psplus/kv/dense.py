@@ -67,7 +67,8 @@ class DenseValue:
                 raise Error(
                     f"the update of {self.name!r} holds a NaN or an infinity"
                     + (f" when scaled by {scale:g}" if abs(scale) > 1 else "")
-                    + ", so nothing was pushed; make the store with nonfinite='allow' if that is meant"
+                    + ", so nothing was pushed; make the store with nonfinite='allow' if that "
+                    "is meant"
                 )
 
         if async_op:
