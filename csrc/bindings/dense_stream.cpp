@@ -152,7 +152,8 @@ void bind_dense_stream(py::module_& module) {
       .def("push_sum", &push_sum, py::arg("values"), py::arg("scale"), py::arg("must_be_finite"))
       .def("write_nothing", [](DenseStream& s) { run([&] { return s.write_nothing(); }); })
       .def(
-          "first_overflow", [](const DenseStream& s, double scale) { return s.first_overflow(scale); },
+          "first_overflow",
+          [](const DenseStream& s, double scale) { return s.first_overflow(scale); },
           py::arg("scale"))
       .def(
           "publish", [](DenseStream& s, double lam) { run([&] { return s.publish(lam); }); },

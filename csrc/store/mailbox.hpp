@@ -36,11 +36,11 @@ struct PushDescriptor {
   Word sequence;
   HalfWord epoch;  ///< of the server it was made under
   HalfWord incarnation;
-  HalfWord flags;  ///< PushFlags
+  HalfWord flags;           ///< PushFlags
   HalfWord layout_version;  ///< of the job, by which it has all extents that its worker knows
-  Word extents;           ///< bit i: extent i of the stream
-  Word lambda;            ///< double; the worker's scale for this push
-  Word snapshot_foreign;  ///< foreign steps contained in the snapshot it was computed on
+  Word extents;             ///< bit i: extent i of the stream
+  Word lambda;              ///< double; the worker's scale for this push
+  Word snapshot_foreign;    ///< foreign steps contained in the snapshot it was computed on
   Word reserved1[2];
 };
 static_assert(sizeof(PushDescriptor) == 64);

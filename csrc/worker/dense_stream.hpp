@@ -232,8 +232,8 @@ class DenseStream {
   std::uint32_t prepared_flags_ = 0;    ///< of the push in the next slot
   std::uint64_t prepared_extents_ = 0;  ///< likewise
   std::uint32_t layout_version_ = 0;
-  std::vector<std::uint8_t> carried_;   ///< by parameter of the stream
-  StepVector seen_;                     ///< vector of the last snapshot
+  std::vector<std::uint8_t> carried_;  ///< by parameter of the stream
+  StepVector seen_;                    ///< vector of the last snapshot
   std::uint64_t observed_ = 0;
   std::uint64_t computed_on_ = 0;  ///< foreign pushes in the snapshot that the push was computed on
   Counters counters_;

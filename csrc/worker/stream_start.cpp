@@ -122,7 +122,8 @@ Result<wire::StreamReady> register_extent(Session& session, const StreamOptions&
             formatted("{} of {} workers joined; rank {}{} {} missing after {:.1f} s without an "
                       "arrival. {}",
                       roll.registered.size(), world, joined(missing, ", "),
-                      unnamed == 0 ? "" : formatted(" and {} more", unnamed), missing.size() == 1 ? "is" : "are", to_seconds(silent), fix)};
+                      unnamed == 0 ? "" : formatted(" and {} more", unnamed),
+                      missing.size() == 1 ? "is" : "are", to_seconds(silent), fix)};
   };
   auto answer = session.ask(wire::OpenStream{.stream = options.stream,
                                              .extent = extent,

@@ -28,7 +28,7 @@ def exclusive(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate
     """
 
     @wraps(method)
-    def guarded(self: _S, *arguments: _P.args, **keywords: _P.kwargs) -> _R:
+    def guarded(self: _S, /, *arguments: _P.args, **keywords: _P.kwargs) -> _R:
         if not self._lock.acquire(blocking=False):
             raise Error(
                 f"{method.__name__}() while another thread of this process is in a call of this "
