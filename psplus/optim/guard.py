@@ -42,6 +42,7 @@ class WriteGuard:
     def record(self, found: str | None = None) -> None:
         """Take the parameters as they are now for psplus's own, but for what was ``found``."""
         self._found = found
+        self._has_moved = False
         self._view_samples()
         self._versions = self._read_versions()
         self._samples = self._read_samples()
@@ -53,7 +54,8 @@ class WriteGuard:
         versions = self._read_versions()
         if versions != self._versions:
             return self._name_of_first_difference(versions, self._versions)
-        if self._view_samples():
+        self._has_moved = self._view_samples() or self._has_moved
+        if self._has_moved:
             kinds = self._read_kinds()
             if kinds != self._kinds:
                 return self._name_of_first_difference(kinds, self._kinds)
@@ -68,11 +70,22 @@ class WriteGuard:
         """Raises Error if a parameter was changed from outside since `record()`."""
         name = self.find()
         if name is not None:
+            self.check_kinds()
             raise Error(
                 f"parameter {name!r} was changed outside of psplus since its last step; call "
                 "publish() after such a change to make it everybody's, or pass "
                 "outside_writes='ignore' to have it overwritten"
             )
+
+    def check_kinds(self) -> None:
+        """Raises ConfigError if a parameter has another shape or dtype than when it was wrapped."""
+        for name, now, before in zip(self._names, self._read_kinds(), self._kinds, strict=True):
+            if now != before:
+                raise ConfigError(
+                    f"parameter {name!r} was wrapped as {before[0]} of shape {list(before[1])}, "
+                    f"but now is {now[0]} of shape {list(now[1])}; a parameter keeps both while it "
+                    "is wrapped: close() this wrapper and wrap the optimizer again"
+                )
 
     def _read_versions(self) -> list[int]:
         return [t._version for t in self._tensors]

@@ -277,6 +277,8 @@ class ServerEngine(Exclusive, Engine):
             raise Error(f"{call} after close(): this optimizer has left its scheme")
         if self._evaluating:
             raise Error(f"{call} inside evaluation(): leave its block first")
+        if call != "step()":  # which looks at the first sign of a change
+            self._guard.check_kinds()
 
     def _check_groups(self) -> None:
         groups = self._state.optimizer.param_groups

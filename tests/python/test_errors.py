@@ -81,6 +81,39 @@ def outside_writes() -> None:
     step(relaxed_model, relaxed)
 
 
+def other_kinds(change: str) -> list[str]:
+    model = make_model()
+    optimizer = wrapped(model)
+    step(model, optimizer)
+    if change == "dtype":
+        model.half()
+    else:
+        model[0].weight.data = torch.zeros(3, 3)
+    gradients = [p.grad for p in model.parameters()]
+    told = []
+    for _ in range(2):  # the first look must not spoil the second
+        for call in (optimizer.step, optimizer.publish, optimizer.pull, optimizer.synchronize):
+            with pytest.raises(psplus.ConfigError) as caught:
+                call()
+            told.append(str(caught.value))
+        with pytest.raises(psplus.ConfigError) as caught, optimizer.evaluation():
+            pass
+        told.append(str(caught.value))
+    assert [p.grad for p in model.parameters()] == gradients
+    optimizer.close()
+    return told
+
+
+@pytest.mark.parametrize("change", ["dtype", "shape"])
+def test_another_shape_or_dtype_is_named_by_every_call(workers: Workers, change: str) -> None:
+    (told,) = workers(other_kinds, 1, change=change)
+    now = "torch.float16 of shape" if change == "dtype" else "torch.float32 of shape [3, 3]"
+    for message in told:
+        assert re.search(r"'0.weight' was wrapped as torch.float32 of shape \[\d+, \d+\]", message)
+        assert f"but now is {now}" in message
+        assert "wrap the optimizer again" in message
+
+
 def no_false_alarm() -> None:
     model = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
     optimizer = wrapped(model)
