@@ -4,6 +4,7 @@ A policy is any callable ``(Staleness) -> float``; its value multiplies the upda
 and in the worker's own view. The ones below go by name too: ``lr_scale="inverse_staleness"``.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -65,6 +66,15 @@ def resolve(policy: str | Policy) -> Policy:
         raise ConfigError(
             f"lr_scale must be a policy's name or a callable (Staleness) -> float, got {policy!r}"
         )
+    try:
+        inspect.signature(policy).bind(None)
+    except TypeError:
+        raise ConfigError(
+            f"lr_scale={policy!r} cannot be called with one Staleness; pass a callable "
+            "(Staleness) -> float"
+        ) from None
+    except ValueError:
+        pass  # a builtin that does not tell what it takes: its first call will
     return policy
 
 

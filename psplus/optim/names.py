@@ -79,6 +79,11 @@ def _names(
 
 def _first_names(named_parameters: NamedParameters) -> dict[int, str]:
     pairs = named_parameters.items() if isinstance(named_parameters, Mapping) else named_parameters
+    if not isinstance(pairs, Iterable):
+        raise TypeError(
+            "named_parameters must give pairs of a name and a tensor, as model.named_parameters() "
+            f"does, got {named_parameters!r}"
+        )
     by_name: dict[str, torch.Tensor] = {}
     names: dict[int, str] = {}
     for pair in pairs:

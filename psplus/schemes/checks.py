@@ -17,7 +17,9 @@ def check_bound(bound: int) -> None:
 
 def check_local_scale(local_scale: float) -> None:
     """Raises ConfigError unless ``local_scale`` is a finite number >= 0."""
-    if not isinstance(local_scale, int | float) or not (
-        math.isfinite(local_scale) and local_scale >= 0
+    if (
+        isinstance(local_scale, bool)
+        or not isinstance(local_scale, int | float)
+        or not (math.isfinite(local_scale) and local_scale >= 0)
     ):
         raise ConfigError(f"local_scale must be a finite number >= 0, got {local_scale!r}")

@@ -193,6 +193,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
         ({"model": "net"}, r"model must be a torch.nn.Module, got 'net'"),
         ({"session": "mine"}, r"session must come from psplus.connect\(\), got 'mine'"),
         ({"named_parameters": [1, 2]}, "pairs of a name and a tensor.*got 1"),
+        ({"named_parameters": 3}, "pairs of a name and a tensor.*got 3"),
     ],
 )
 def test_wrong_types_are_refused(arguments: dict[str, Any], message: str) -> None:
