@@ -5,9 +5,9 @@
 #
 # Builds the GoogleTest executable <name> and registers each of its tests as <name>.<suite>.<test>.
 # TIMEOUT bounds one test (default 120; three times that under a sanitizer). LABEL is "slow" (left
-# out by the quick run) or "heavy" (only in the full run). PROCESSORS are what one test keeps busy. THREADS says that tests start threads:
-# the thread sanitizer has nothing to say of the others, and its build leaves them out. Tests that
-# start a server find it in PSPLUS_SERVER_EXECUTABLE.
+# out by the quick run) or "heavy" (only in the full run). PROCESSORS are what one test keeps busy.
+# THREADS says that tests start threads: the thread sanitizer has nothing to say of the others, and
+# its build leaves them out. Tests that start a server find it in PSPLUS_SERVER_EXECUTABLE.
 function(psplus_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "THREADS" "TIMEOUT;LABEL;PROCESSORS" "LIBRARIES")
   if(PSPLUS_SANITIZE STREQUAL "thread" AND NOT ARG_THREADS)

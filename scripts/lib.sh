@@ -16,7 +16,6 @@ JOBS=${MAX_JOBS:-$(nproc)}
 export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
 
 BUILD_PACKAGES=(g++ libfmt-dev libspdlog-dev)
-# Before anything is downloaded: a user who is not root must install them first.
 TEST_PACKAGES=("${BUILD_PACKAGES[@]}" libgtest-dev libgmock-dev)
 
 say() { printf '\n== %s\n' "$*"; }
@@ -56,6 +55,8 @@ PYTHON
 # use_python REQUIREMENT...: puts an environment with torch and the requirements first on PATH: the
 # active one if it has a supported torch, else .venv, which is made when it is not there.
 use_python() {
+  # Before anything is downloaded: a user who is not root must install them first.
+  need_packages "${BUILD_PACKAGES[@]}"
   local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
   if [ -n "$active" ] && has_supported_torch "$active/bin/python"; then
     ENVIRONMENT=$active
@@ -102,7 +103,6 @@ build_inputs() {
 
 # build_package: psplus in the environment, in editable mode; nothing when nothing has changed.
 build_package() {
-  need_packages "${BUILD_PACKAGES[@]}"
   python -c 'import sysconfig, os; h = os.path.join(sysconfig.get_path("include"), "Python.h")
 raise SystemExit(not os.path.exists(h))' || need_packages python3-dev
   local stamp=$ENVIRONMENT/.psplus-build inputs

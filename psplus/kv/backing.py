@@ -55,9 +55,10 @@ class LocalBacking(Backing):
 
     @override
     def push(self, update: Tensor, scale: float, must_be_finite: bool) -> bool:
-        scaled = update.detach() * scale if abs(scale) > 1 else update.detach()
-        if must_be_finite and not bool(torch.isfinite(scaled).all()):
-            return False
+        if must_be_finite:
+            pushed = update.detach() * scale if abs(scale) > 1 else update.detach()
+            if not bool(torch.isfinite(pushed).all()):
+                return False
         self._value.add_(update.detach(), alpha=scale)
         self._pushes += 1
         return True

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from process_groups import begin
 from torch import nn
 from workers import REPOSITORY, start_worker, wait_workers
 
@@ -31,24 +32,6 @@ def ranks(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def store(clean_job: Path) -> str:
     return str(clean_job / "store")
-
-
-def begin(store: str, seconds: float = 60.0, host: str | None = None) -> tuple[int, int]:
-    import _psplus_entry
-
-    _psplus_entry.register()
-    torch.set_num_threads(1)
-    if host:
-        os.environ["PSPLUS_HOST_ID"] = host
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(
-        "psplus",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=seconds),
-    )
-    return rank, size
 
 
 def values(rank: int, n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -255,7 +238,9 @@ def check_objects_and_groups(rank: int, size: int) -> None:
 
 
 def everything(store: str, host: str = "", shared: bool = True) -> bool:
-    rank, size = begin(store, host=f"{host}{os.environ['RANK']}" if host else None)
+    if host:
+        os.environ["PSPLUS_HOST_ID"] = f"{host}{os.environ['RANK']}"
+    rank, size = begin(store, 60.0)
     inner = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert dist.get_backend() == "psplus"
     if hasattr(inner, "wrapped_pg"):
@@ -285,7 +270,7 @@ def test_ranks_on_different_hosts_use_gloo(workers: Callable[..., Any], store: s
 
 
 def small(store: str) -> bool:
-    rank, size = begin(store)
+    rank, size = begin(store, 60.0)
     total = values(rank, 1000)
     dist.all_reduce(total)
     same(total, sum(values(r, 1000) for r in range(size)))
@@ -298,7 +283,7 @@ def small(store: str) -> bool:
 
 
 def train(store: str) -> list[torch.Tensor]:
-    rank, size = begin(store)
+    rank, size = begin(store, 60.0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 3)).double()
     alone = nn.Sequential(nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 3)).double()
@@ -328,7 +313,7 @@ def test_ddp_trains_as_one_process_with_all_data(
 
 def again_and_again(store: str) -> int:
     for turn in range(20):
-        rank, size = begin(f"{store}-{turn}")
+        rank, size = begin(f"{store}-{turn}", 60.0)
         tensor = values(rank, 100)
         work = dist.all_reduce(tensor, async_op=True)
         work.wait()
@@ -347,7 +332,7 @@ def test_twenty_groups_after_each_other(workers: Callable[..., Any], store: str)
 
 
 def die_in_a_collective(store: str, victim: int) -> list[Any]:
-    rank, _ = begin(store)
+    rank, _ = begin(store, 60.0)
     dist.all_reduce(torch.ones(10))
     if rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -373,7 +358,7 @@ def test_a_killed_rank_is_named_by_the_others(clean_job: Path, store: str) -> No
 
 
 def wait_in_vain(store: str) -> str:
-    rank, _ = begin(store)
+    rank, _ = begin(store, 60.0)
     if rank == 1:
         time.sleep(3)
         return ""

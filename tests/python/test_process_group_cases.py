@@ -4,7 +4,6 @@ import copy
 import os
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from process_groups import begin
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from workers import start_worker, wait_workers
@@ -37,24 +37,6 @@ def store(clean_job: Path) -> str:
     return str(clean_job / "store")
 
 
-def begin(store: str, rank: int, size: int, seconds: float = 30.0) -> None:
-    import _psplus_entry
-
-    _psplus_entry.register()
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "psplus",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=seconds),
-    )
-
-
-def place() -> tuple[int, int]:
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -71,8 +53,7 @@ def train(
 
 
 def halves(store: str) -> dict[str, Any]:
-    rank, size = place()
-    begin(store, rank, size)
+    rank, size = begin(store)
     sums = {}
     for dtype in (torch.bfloat16, torch.float16):
         # One large value and small ones that are lost if each addition rounds to 16 bits.
@@ -116,8 +97,7 @@ class Fourier(nn.Module):
 
 
 def complex_parameters(store: str) -> dict[str, Any]:
-    rank, size = place()
-    begin(store, rank, size)
+    rank, size = begin(store)
     ours = torch.complex(torch.arange(9.0) + rank, torch.arange(9.0) * (rank + 1))
     dist.all_reduce(ours)
     torch.manual_seed(0)
@@ -142,8 +122,7 @@ def test_c31_complex_parameters(workers: Callable[..., Any], store: str) -> None
 
 
 def every_dtype(store: str) -> bool:
-    rank, size = place()
-    begin(store, rank, size)
+    rank, size = begin(store)
     for dtype in DTYPES:
         values = torch.stack([torch.arange(100) + r for r in range(size)]).to(dtype)
         if dtype == torch.float64:
@@ -167,8 +146,7 @@ def test_c32_every_dtype_exact(workers: Callable[..., Any], store: str) -> None:
 
 
 def die_before_the_first_collective(store: str) -> tuple[str, float]:
-    rank, size = place()
-    begin(store, rank, size, seconds=2.0)
+    rank, _ = begin(store, seconds=2.0)
     group = dist.new_group([0, 1])
     if rank == 0:
         os._exit(86)
@@ -193,7 +171,7 @@ def test_c64_peer_dead_before_the_first_collective(clean_job: Path, store: str) 
 
 def be_rank(rank: int, size: int, store: str, marks: str) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
-    begin(store, rank, size)
+    begin(store)
     ours = torch.full((10,), float(rank + 1))
     dist.all_reduce(ours)
     assert (ours == 3.0).all()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from test_process_group_life import begin
+from process_groups import begin
 from torch.distributed import ReduceOp
 
 pytestmark = pytest.mark.cluster

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from process_groups import begin
 from test_process_group_four import (
     DTYPES,
     INTEGERS,
@@ -25,7 +26,6 @@ from test_process_group_four import (
     small,
     untouched,
 )
-from test_process_group_life import begin
 from test_process_group_training import agree, alone, batches, descend, wrapped
 from torch.distributed import ReduceOp
 from workers import start_worker, wait_workers

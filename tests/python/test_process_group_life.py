@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from process_groups import begin
 from torch.utils.data import DataLoader, TensorDataset
 from workers import start_worker, wait_workers
 
@@ -34,27 +35,6 @@ def port() -> Iterator[int]:
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     yield server.port
     del server
-
-
-def begin(store: str | int, seconds: float = 30.0) -> tuple[int, int]:
-    import _psplus_entry
-
-    _psplus_entry.register()
-    torch.set_num_threads(1)
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    where: dict[str, Any]
-    if isinstance(store, int):
-        where = {"store": dist.TCPStore("127.0.0.1", store, size, False)}
-    else:
-        where = {"init_method": store if "://" in store else f"file://{store}"}
-    dist.init_process_group(
-        "psplus",
-        **where,
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=seconds),
-    )
-    return rank, size
 
 
 def summed(rank: int, size: int, n: int = 1000, **keywords: Any) -> None:
