@@ -119,7 +119,8 @@ class Session {
   bool attached_ = false;   ///< attached at least once
   bool connected_ = false;  ///< attached to the server that is there now
   bool detached_ = false;
-  std::uint32_t life_ = 0;  ///< counts attachments
+  std::uint32_t life_ = 0;       ///< counts attachments
+  std::uint32_t served_by_ = 0;  ///< process of the server attached to last
   std::optional<wire::ToWorker> answer_;
   using ExtentBits = std::array<std::uint64_t, store::kMaxStreams>;
   ExtentBits provided_{};  ///< bit e of stream s: our values are the first of its extent e

@@ -39,7 +39,6 @@ void Session::run(std::stop_token stop) noexcept {
       const std::scoped_lock lock(mutex_);
       if (detached_) return;
       connected_ = false;
-      if (attached_) restarts_.fetch_add(1, std::memory_order_relaxed);
     }
   } catch (const std::exception& error) {
     fail({StatusCode::kInternal, formatted("the session's thread: {}", error.what())});
@@ -182,6 +181,10 @@ Status Session::take(UnixMessage message) {
     if (mailbox_segment_ == nullptr)
       return {StatusCode::kInternal, "the server attached this worker without a mailbox"};
     mailbox_ = reinterpret_cast<store::MailboxBlock*>(mailbox_segment_->bytes().data());
+    // Counted here, not when a connection is lost: a dying server may lose us more than once.
+    const std::uint32_t process = control_->server_process.load(std::memory_order_relaxed);
+    if (attached_ && process != served_by_) restarts_.fetch_add(1, std::memory_order_relaxed);
+    served_by_ = process;
     attached_ = connected_ = true;
     ++life_;
     changed_.notify_all();
