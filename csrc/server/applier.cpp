@@ -70,20 +70,17 @@ void Applier::enter_extent() {
     if ((peek(entry.extents) >> extent_index_ & 1) == 0) continue;
     const MemberId member{peek(entry.member)};
     const Sequence sequence{peek(entry.sequence)};
-    const store::SlotsView slots = context_.store.slots(member, extent);
     const bool all = (peek(entry.flags) & store::kPushAllParams) != 0;
     every_push_is_whole_ = every_push_is_whole_ && all;
     pushes_.push_back({.all_params = all,
                        .flags = peek(entry.flags),
                        .scale = store::from_word(peek(entry.scale)),
-                       .values = slots.values(sequence).data(),
-                       .bitmap = slots.bitmap(sequence),
-                       .options = slots.options(sequence)});
+                       .lent = context_.pushes.borrow(stream_, member, sequence, extent)});
   }
 }
 
 bool Applier::carries(const Borrowed& push, std::uint32_t param) const {
-  return push.all_params || (push.bitmap[param / 64] >> (param % 64) & 1) != 0;
+  return push.all_params || (push.lent.bitmap[param / 64] >> (param % 64) & 1) != 0;
 }
 
 bool Applier::chunk_is_touched(ChunkIndex chunk) const {
@@ -111,7 +108,7 @@ void Applier::apply_range(std::size_t begin, std::size_t end,
     target = scratch.data();
   }
   const auto values = [&](const Borrowed& push) {
-    return reinterpret_cast<const S*>(push.values + chunk_start + begin);
+    return reinterpret_cast<const S*>(push.lent.values.data() + chunk_start + begin);
   };
   const kernels::StorageKernels<S>& kernel = kernels::best().of<S>();
   switch (kind_) {
@@ -167,13 +164,13 @@ void Applier::step_range(std::size_t begin, std::size_t end,
   }
   if (!terms.empty() && kind_ == BatchKind::kSet) {
     const std::uint32_t area = store::set_area(terms.front()->flags);
-    std::memcpy(areas[area], terms.front()->values + first, bytes);
+    std::memcpy(areas[area], terms.front()->lent.values.data() + first, bytes);
   } else if (!terms.empty()) {
     thread_local std::vector<GradientTerm<S>> gradients;
     gradients.clear();
     for (const Borrowed* push : terms)
-      gradients.push_back({.gradient = reinterpret_cast<const S*>(push->values + first),
-                           .options = &push->options[param],
+      gradients.push_back({.gradient = reinterpret_cast<const S*>(push->lent.values.data() + first),
+                           .options = &push->lent.options[param],
                            .scale = push->scale});
     std::uint64_t count = 0;
     if (rule.planes != 0)
@@ -204,7 +201,7 @@ void Applier::write_counts() {
     std::uint64_t& count = counts[i - first];
     options.clear();
     for (const Borrowed& push : pushes_)
-      if (carries(push, param)) options.push_back(&push.options[param]);
+      if (carries(push, param)) options.push_back(&push.lent.options[param]);
     if (kind_ != BatchKind::kSet)
       count = count_after(kind_, rule, options, count);
     else if (!options.empty() && store::set_area(pushes_.front().flags) != 0)
@@ -354,9 +351,7 @@ void Applier::announce() {
   const bool initialises = peek(record.initialises) != 0;
   for (std::uint32_t i = 0; i < peek(record.count); ++i) {
     const MemberId member{peek(record.entries[i].member)};
-    // Release: whoever sees its push applied sees the chunks, the counters and the acknowledgement.
-    context_.store.put(context_.store.mail(member, stream_).applied,
-                       peek(record.entries[i].sequence), std::memory_order_release);
+    context_.pushes.release(stream_, member, Sequence{peek(record.entries[i].sequence)});
     context_.emit(Wake{member, stream_});
   }
   if (!initialises) return;
@@ -373,8 +368,7 @@ void Applier::announce_all() {
       if (!context_.store.has_mailbox(member)) continue;
       const auto dedup = store::PushMark::unpack(peek(context_.in_stream(stream, member).dedup));
       if (raw(dedup.incarnation) == peek(context_.member(member).incarnation))
-        context_.store.put(context_.store.mail(member, stream).applied, raw(dedup.sequence),
-                           std::memory_order_release);
+        context_.pushes.release(stream, member, dedup.sequence);
       context_.store.put(context_.store.mail(member, stream).barrier_released,
                          peek(context_.stream(stream).barriers), std::memory_order_release);
       context_.emit(Wake{member, stream});
@@ -396,13 +390,14 @@ bool Applier::advance_cut(const TakeCut& cut, std::size_t budget) {
     const store::PullView pull = context_.store.pull(cut.member, extent);
     if (!pull || chunk_ >= shard_->layout.chunk_count()) {
       if (pull) {
+        store::Store& store = context_.store;
         store::PullHeader::Cut& header = pull.header().cuts[cut.buffer];
-        header.batch.store(raw(RecordState::unpack(peek(context_.control().record.state)).batch),
-                           std::memory_order_relaxed);
-        header.total_pushes.store(peek(stream.total_pushes), std::memory_order_relaxed);
+        store.put(header.batch,
+                  raw(RecordState::unpack(peek(context_.control().record.state)).batch));
+        store.put(header.total_pushes, peek(stream.total_pushes));
         for (std::size_t m = 0; m < store::kMaxMembers; ++m) {
-          header.clock[m].store(peek(stream.members[m].clock), std::memory_order_relaxed);
-          header.pushes[m].store(peek(stream.members[m].pushes), std::memory_order_relaxed);
+          store.put(header.clock[m], peek(stream.members[m].clock));
+          store.put(header.pushes[m], peek(stream.members[m].pushes));
         }
       }
       shard_ = nullptr;

@@ -29,14 +29,12 @@ class Applier {
   void announce_all();
 
  private:
-  /// A push of the open batch with the spans that it lends until its batch ends.
+  /// A push of the open batch with what it lends of the extent at hand until its batch ends.
   struct Borrowed {
     bool all_params;
     std::uint32_t flags;
     double scale;
-    const std::byte* values;  // of the extent at hand
-    std::span<const std::uint64_t> bitmap;
-    std::span<const store::StepOptions> options;  // by parameter; empty where workers step
+    LentPush lent;
   };
   enum class Phase : std::uint8_t { kChunks, kCounters, kClose, kAnnounce, kDone };
 

@@ -64,9 +64,9 @@ bool Batcher::read_push(StreamId stream, MemberId member, Sequence sequence, Pus
   return false;
 }
 
-bool Batcher::carries(const Push& push, const store::SlotsView& slots, std::size_t param) {
+bool Batcher::carries(const Push& push, const LentPush& lent, std::size_t param) {
   return (push.flags & store::kPushAllParams) != 0 ||
-         (slots.bitmap(push.sequence)[param / 64] >> (param % 64) & 1) != 0;
+         (lent.bitmap[param / 64] >> (param % 64) & 1) != 0;
 }
 
 std::string Batcher::fault_in_slots(StreamId stream, const Push& push) const {
@@ -83,11 +83,10 @@ std::string Batcher::fault_in_slots(StreamId stream, const Push& push) const {
     if (area > rule.planes)
       return formatted("it sets plane {} of extent {}, which has {}", area - 1, e, rule.planes);
     if (!rule.steps() || sets) continue;
-    const store::SlotsView slots = context_.store.slots(push.member, extent);
-    const auto options = slots.options(push.sequence);
-    for (std::size_t p = 0; p < options.size(); ++p) {
-      if (!carries(push, slots, p)) continue;
-      if (const std::string fault = fault_of(options[p], rule); !fault.empty())
+    const LentPush lent = context_.pushes.borrow(stream, push.member, push.sequence, extent);
+    for (std::size_t p = 0; p < lent.options.size(); ++p) {
+      if (!carries(push, lent, p)) continue;
+      if (const std::string fault = fault_of(lent.options[p], rule); !fault.empty())
         return formatted("its options of parameter '{}' {}", shard.layout.params()[p].name, fault);
     }
   }
@@ -104,11 +103,11 @@ std::uint32_t Batcher::differing_rank(StreamId stream, const std::vector<Push>& 
     counting.assign(context_.store.shard(extent).layout.params().size(), std::nullopt);
     for (const Push& push : pushes) {
       if ((push.flags & store::kPushEmpty) != 0 || (push.extents >> e & 1) == 0) continue;
-      const store::SlotsView slots = context_.store.slots(push.member, extent);
+      const LentPush lent = context_.pushes.borrow(stream, push.member, push.sequence, extent);
       const std::uint32_t rank = peek(context_.member(push.member).rank);
       for (std::size_t p = 0; p < counting.size(); ++p) {
-        if (!carries(push, slots, p)) continue;
-        store::StepOptions own = slots.options(push.sequence)[p];
+        if (!carries(push, lent, p)) continue;
+        store::StepOptions own = lent.options[p];
         own.count = 0;  // of sets only
         if (!counting[p])
           counting[p] = own;

@@ -43,8 +43,7 @@ class Batcher {
   };
   [[nodiscard]] std::vector<Push> collect(StreamId stream, store::BatchKind& kind);
   [[nodiscard]] bool read_push(StreamId stream, MemberId member, Sequence sequence, Push& push);
-  [[nodiscard]] static bool carries(const Push& push, const store::SlotsView& slots,
-                                    std::size_t param);
+  [[nodiscard]] static bool carries(const Push& push, const LentPush& lent, std::size_t param);
   /// Why the slots of a push cannot be stepped on, where the servers step; empty when they can.
   [[nodiscard]] std::string fault_in_slots(StreamId stream, const Push& push) const;
   void write_record(StreamId stream, store::BatchKind kind, const std::vector<Push>& pushes);

@@ -5,6 +5,7 @@
 
 #include "base/clock.hpp"
 #include "server/events.hpp"
+#include "server/push_source.hpp"
 #include "store/store.hpp"
 
 namespace psplus::server {
@@ -22,6 +23,7 @@ struct Config {
 /// What the parts of the state machine share. All of them run on one thread.
 struct Context {
   store::Store& store;
+  PushSource& pushes;
   const Config config;
   TimePoint now{};
   std::vector<Effect> effects;

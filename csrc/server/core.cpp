@@ -10,8 +10,9 @@
 
 namespace psplus::server {
 
-Core::Core(store::Store& store, Config config)
-    : context_{.store = store, .config = config, .now = {}, .effects = {}},
+Core::Core(store::Store& store, Config config, std::unique_ptr<PushSource> pushes)
+    : pushes_(std::move(pushes)),
+      context_{.store = store, .pushes = *pushes_, .config = config, .now = {}, .effects = {}},
       roster_(context_),
       registry_(context_, roster_),
       batcher_(context_),

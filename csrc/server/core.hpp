@@ -9,6 +9,7 @@
 #include "server/batcher.hpp"
 #include "server/context.hpp"
 #include "server/events.hpp"
+#include "server/push_source.hpp"
 #include "server/registry.hpp"
 #include "server/roster.hpp"
 
@@ -21,7 +22,10 @@ namespace psplus::server {
 /// Thread safety: none; one thread drives it.
 class Core {
  public:
-  Core(store::Store& store, Config config);
+  /// Pushes are read where `pushes` says: the slots of this host's workers by default.
+  Core(store::Store& store, Config config, std::unique_ptr<PushSource> pushes);
+  Core(store::Store& store, Config config)
+      : Core(store, config, std::make_unique<SlotSource>(store)) {}
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
@@ -46,6 +50,7 @@ class Core {
   [[nodiscard]] bool drained(StreamId stream, MemberId member) const;
   [[nodiscard]] bool drained(MemberId member) const;
 
+  std::unique_ptr<PushSource> pushes_;
   Context context_;
   Roster roster_;
   Registry registry_;

@@ -30,7 +30,9 @@ class ApplierTest : public ::testing::TestWithParam<Pace> {
   }
   /// One batch, formed and applied outside the job's core.
   static void apply(FoundedJob& job, std::size_t budget = GetParam().budget) {
+    SlotSource slots{job.store()};
     Context context{.store = job.store(),
+                    .pushes = slots,
                     .config = {.piece_bytes = GetParam().piece_bytes},
                     .now = job.now,
                     .effects = {}};
@@ -196,7 +198,9 @@ TEST_P(ApplierTest, ACutIsOneStateWithItsCounters) {
   ASSERT_EQ(one.got<wire::PullReady>().size(), 1u);
   founded.push_whole(0, 1);
   apply(founded);
-  Context context{.store = founded.store(), .config = {}, .now = founded.now, .effects = {}};
+  SlotSource slots{founded.store()};
+  Context context{
+      .store = founded.store(), .pushes = slots, .config = {}, .now = founded.now, .effects = {}};
   Applier applier{context};
   applier.begin(TakeCut{.stream = kStream,
                         .member = one.member,
@@ -223,7 +227,9 @@ TEST_P(ApplierTest, ACutIsOneStateWithItsCounters) {
 
 TEST_P(ApplierTest, ACutForALifeThatIsOverDoesNothing) {
   FoundedJob founded = job(1);
-  Context context{.store = founded.store(), .config = {}, .now = founded.now, .effects = {}};
+  SlotSource slots{founded.store()};
+  Context context{
+      .store = founded.store(), .pushes = slots, .config = {}, .now = founded.now, .effects = {}};
   Applier applier{context};
   applier.begin(TakeCut{.stream = kStream,
                         .member = founded.workers[0].member,

@@ -18,7 +18,9 @@ store::ExtentLayout small() { return store::ExtentLayout{{{"w", DType::float32, 
 struct Bench {
   explicit Bench(std::uint32_t world, wire::OpenStream how = {}, Config config = {})
       : job(world, small(), how, config),
-        context{.store = job.store(), .config = config, .now = job.now, .effects = {}},
+        slots(job.store()),
+        context{
+            .store = job.store(), .pushes = slots, .config = config, .now = job.now, .effects = {}},
         batcher(context) {}
   [[nodiscard]] store::BatchRecord& record() { return job.control().record; }
   [[nodiscard]] store::RecordState state() {
@@ -31,6 +33,7 @@ struct Bench {
     ASSERT_TRUE(applier.advance(~std::size_t{0}));
   }
   FoundedJob job;
+  SlotSource slots;
   Context context;
   Batcher batcher;
 };

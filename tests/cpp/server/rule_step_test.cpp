@@ -146,7 +146,9 @@ class SteppedJob : public FoundedJob {
 
   /// One batch, formed and applied outside the job's core.
   void apply(std::size_t budget) {
-    Context context{.store = store(), .config = config_, .now = now, .effects = {}};
+    SlotSource slots{store()};
+    Context context{
+        .store = store(), .pushes = slots, .config = config_, .now = now, .effects = {}};
     Batcher batcher{context};
     ASSERT_TRUE(batcher.open_next()) << joined_reasons(batcher);
     Applier applier{context};

@@ -4,11 +4,13 @@
 #include <functional>
 
 #include "support/founded_job.hpp"
+#include "support/heap_pushes.hpp"
 
 namespace psplus::server {
 namespace {
 
 using psplus::testing::FoundedJob;
+using psplus::testing::HeapPushes;
 using psplus::testing::kExtent;
 using psplus::testing::Killed;
 using psplus::testing::kStream;
@@ -67,9 +69,9 @@ struct Scenario {
 
 class TakeOver : public ::testing::TestWithParam<Scenario> {
  protected:
-  static std::unique_ptr<FoundedJob> job() {
-    auto made =
-        std::make_unique<FoundedJob>(3, mixed_layout(), GetParam().how, Config{.piece_bytes = 64});
+  static std::unique_ptr<FoundedJob> job(ServerHarness::Pushes pushes = ServerHarness::in_slots) {
+    auto made = std::make_unique<FoundedJob>(3, mixed_layout(), GetParam().how,
+                                             Config{.piece_bytes = 64}, std::move(pushes));
     GetParam().publish(*made);
     return made;
   }
@@ -94,6 +96,33 @@ TEST_P(TakeOver, AfterAKillAtEveryStoreGivesTheSameEnd) {
     const Outcome found = outcome_of(*killed);
     ASSERT_EQ(found.counters, expected.counters);
     ASSERT_EQ(found.values, expected.values);
+  }
+}
+
+// Slots and the buffers of a network look alike: a push may lie anywhere until it is released.
+TEST_P(TakeOver, PushesInBuffersOfTheirOwnGiveTheSameEnd) {
+  const auto calm = job();
+  calm->kill.arm(~std::uint64_t{0});
+  calm->run(64);
+  const std::uint64_t stores = calm->kill.count();
+  const Outcome expected = outcome_of(*calm);
+  for (std::uint64_t at = 0; at <= stores; ++at) {
+    SCOPED_TRACE("killed at store " + std::to_string(at) + " of " + std::to_string(stores));
+    HeapPushes pushes;
+    const auto killed = job([&](store::Store& store) { return pushes.source(store); });
+    killed->kill.arm(at);
+    if (at < stores) {
+      ASSERT_THROW(killed->run(64), Killed);
+      ASSERT_OK(killed->take_over());
+      for (TestWorker& worker : killed->workers)
+        if (worker.connected) killed->resume(worker);
+    }
+    killed->run(64);
+    const Outcome found = outcome_of(*killed);
+    ASSERT_EQ(found.counters, expected.counters);
+    ASSERT_EQ(found.values, expected.values);
+    ASSERT_EQ(pushes.held(), 0u);
+    ASSERT_GT(pushes.released(), 0u);  // the founder's values at least
   }
 }
 

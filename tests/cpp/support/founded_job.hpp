@@ -29,8 +29,8 @@ inline double delta_value(std::uint32_t rank, std::uint64_t number, std::size_t 
 class FoundedJob : public ServerHarness {
  public:
   explicit FoundedJob(std::uint32_t world, store::ExtentLayout extent, wire::OpenStream how = {},
-                      server::Config config = {})
-      : ServerHarness(config), layout(std::move(extent)), how(how) {
+                      server::Config config = {}, Pushes pushes = in_slots)
+      : ServerHarness(config, std::move(pushes)), layout(std::move(extent)), how(how) {
     for (std::uint32_t rank = 0; rank < world; ++rank) attach(rank, world);
     for (TestWorker& worker : workers) open(worker, kStream, layout, how);
     fill(workers[0], [](std::size_t p, std::size_t i) { return initial_value(p, i); });

@@ -37,10 +37,12 @@ std::vector<double> read_as(const std::byte* at, std::size_t count) {
 
 }  // namespace
 
-ServerHarness::ServerHarness(server::Config config)
-    : config_(config), store_(std::make_unique<store::Store>(source, &kill)) {
+ServerHarness::ServerHarness(server::Config config, Pushes pushes)
+    : config_(config),
+      pushes_(std::move(pushes)),
+      store_(std::make_unique<store::Store>(source, &kill)) {
   EXPECT_OK(store_->create(kJob));
-  core_ = std::make_unique<server::Core>(*store_, config_);
+  core_ = std::make_unique<server::Core>(*store_, config_, pushes_(*store_));
 }
 
 TestWorker& ServerHarness::connect() {
@@ -150,7 +152,7 @@ Status ServerHarness::take_over(std::uint64_t kill_at) {
   auto successor = std::make_unique<store::Store>(source, &kill);
   if (Status status = successor->adopt(std::move(handed_over)); !status.ok()) return status;
   store_ = std::move(successor);
-  core_ = std::make_unique<server::Core>(*store_, config_);
+  core_ = std::make_unique<server::Core>(*store_, config_, pushes_(*store_));
   core_->recover(now);
   kill.disarm();
   deliver();

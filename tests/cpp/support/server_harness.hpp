@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -64,7 +65,14 @@ struct TestWorker {
 /// but what a test sets.
 class ServerHarness {
  public:
-  explicit ServerHarness(server::Config config = {});
+  /// Makes where a core reads pushes.
+  using Pushes = std::function<std::unique_ptr<server::PushSource>(store::Store&)>;
+
+  static std::unique_ptr<server::PushSource> in_slots(store::Store& store) {
+    return std::make_unique<server::SlotSource>(store);
+  }
+
+  explicit ServerHarness(server::Config config = {}, Pushes pushes = in_slots);
 
   /// A connection that has sent nothing yet.
   TestWorker& connect();
@@ -145,6 +153,7 @@ class ServerHarness {
   [[nodiscard]] std::vector<double> area(ExtentId extent, std::size_t param, std::size_t number);
 
   const server::Config config_;
+  const Pushes pushes_;
   std::unique_ptr<store::Store> store_;
   std::unique_ptr<server::Core> core_;
   std::uint64_t connections_ = 0;
