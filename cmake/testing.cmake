@@ -30,6 +30,7 @@ function(psplus_add_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/cpp)
   target_compile_definitions(
     ${name} PRIVATE PSPLUS_SERVER_EXECUTABLE="$<TARGET_FILE:psplus-server>")
+  add_dependencies(${name} psplus-server)
   target_link_libraries(${name} PRIVATE psplus_core psplus_options GTest::gtest_main GTest::gmock
                                         ${ARG_LIBRARIES})
   gtest_discover_tests(
