@@ -26,7 +26,7 @@ import psplus
 from psplus import _C, config
 
 REPEATS = 9
-STEPS = 10
+STEPS = 20
 BARS = {
     "push+apply of 17 MB": {"a += b": 0.6, "gloo send/recv": 1.7, "torch.distributed.rpc": 1.7},
     "push+apply of 100 MB": {"a += b": 0.45, "gloo send/recv": 1.27, "torch.distributed.rpc": 1.27},
@@ -93,7 +93,7 @@ def bench_push(elements: int) -> None:
     update = torch.ones(elements)
     received = torch.empty(elements)
     total = torch.zeros(elements)
-    pushes = 4
+    pushes = 12
     if rank == 1:
         for _ in range((REPEATS + 1) * pushes):
             dist.recv(received, src=0)

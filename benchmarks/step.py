@@ -101,6 +101,13 @@ def bench_large(session: psplus.Session) -> None:
             "default": kind(make_parameters(shapes), **options),
             "fused=True": kind(make_parameters(shapes), fused=True, **options),
         }
+        optimizers["psplus, on the server"] = psplus.wrap(
+            kind(make_parameters(shapes), **options),
+            "asp",
+            session=session,
+            placement="server",
+            nonfinite="allow",
+        )
         checked = wrapped(kind(make_parameters(shapes), **options), session=session)
         optimizers["psplus, check of all gradients"] = checked
         sides = {side: o.step for side, o in optimizers.items()}

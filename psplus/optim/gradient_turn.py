@@ -48,7 +48,7 @@ class GradientTurn(StepTurn):
                 [t if t.grad is None else t.grad for t in state.tensors],
                 self._carried,
                 self._placed.options(),
-                [p.group for p in state.parameters],
+                state.groups,
             )
         if place >= 0 and state.nonfinite != "allow":
             self._skip_for_gradient(state.parameters[place].name)

@@ -42,6 +42,7 @@ class TurnState:
         self.optimizer = optimizer
         self.parameters = list(parameters)
         self.tensors = [p.tensor for p in parameters]
+        self.groups = [p.group for p in parameters]
         self.fused = FusedOptimizer.of(optimizer, self.tensors)
         self.stream = stream
         self.policy = policy
@@ -58,6 +59,7 @@ class TurnState:
         self.stop()
         self.parameters += added
         self.tensors += [p.tensor for p in added]
+        self.groups += [p.group for p in added]
         self.fused = FusedOptimizer.of(self.optimizer, self.tensors)
         self.check = None if self.nonfinite == "allow" else GradientCheck(self.parameters)
 

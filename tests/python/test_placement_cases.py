@@ -92,6 +92,7 @@ def push_a_bad_rate(meeting: str) -> tuple[int, str]:
         publish(turn, lam)
 
     wait_for_file(Path(meeting) / "trains")
+
     def go_on() -> None:
         for _ in range(1000):
             optimizer.step()
