@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -54,10 +55,18 @@ def work(mode: str, elements: int, place: Path) -> None:
     if isinstance(optimizer, psplus.DistributedOptimizer):
         optimizer.synchronize()
     (place / f"ready-{os.environ['RANK']}").touch()
-    while not (place / "end").exists():
-        time.sleep(0.05)
+    wait_until((place / "end").exists, "the measurement")
     if isinstance(optimizer, psplus.DistributedOptimizer):
         optimizer.close()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Raises TimeoutError after ten minutes."""
+    deadline = time.monotonic() + 600
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited ten minutes for {what}")
+        time.sleep(0.05)
 
 
 def pss(process: int) -> int:
@@ -83,10 +92,13 @@ def measure(mode: str, elements: int) -> int:
             for rank in range(WORKERS)
         ]
         try:
-            while len(list(place.glob("ready-*"))) < WORKERS:
+
+            def all_are_ready() -> bool:
                 if any(worker.poll() is not None for worker in workers):
                     raise RuntimeError(f"a worker of the run {mode!r} has failed")
-                time.sleep(0.05)
+                return len(list(place.glob("ready-*"))) == WORKERS
+
+            wait_until(all_are_ready, "the workers")
             servers = servers_of(place)
             if (len(servers) == 0) != mode.startswith("plain"):
                 raise RuntimeError(f"the run {mode!r} has {len(servers)} servers")
@@ -99,8 +111,7 @@ def measure(mode: str, elements: int) -> int:
             for worker in workers:
                 worker.kill()
                 worker.wait()
-        while servers_of(place):  # it ends with its last worker
-            time.sleep(0.05)
+        wait_until(lambda: not servers_of(place), "the server, which ends with its last worker")
     return total
 
 
