@@ -21,10 +21,11 @@ def describe(
     parameters: Sequence[NamedParameter],
     model: torch.nn.Module | None,
     scheme: str,
+    rank: int,
     *,
     with_state: bool = True,
 ) -> bytes:
-    """Kind, hyper-parameters per group, state per parameter and the model's buffers, as bytes.
+    """Rank, kind, hyper-parameters per group, state per parameter, the model's buffers: as bytes.
 
     ``groups`` are those of ``optimizer`` that hold ``parameters``: all, or one that is added.
     Where servers keep the state it does not travel here: not ``with_state``.
@@ -45,17 +46,19 @@ def describe(
     }
     buffers = {} if model is None else dict(model.named_buffers())
     kind = {"optimizer": _kind(optimizer), "scheme": scheme}
-    return pack({"kind": kind, "groups": described, "state": state, "buffers": buffers})
+    return pack(
+        {"rank": rank, "kind": kind, "groups": described, "state": state, "buffers": buffers}
+    )
 
 
-def check_same(blob: bytes, optimizer: torch.optim.Optimizer, scheme: str) -> None:
+def check_same(blob: bytes, optimizer: torch.optim.Optimizer, scheme: str, rank: int) -> None:
     """Raises ConfigError unless the worker of ``blob`` has the same optimizer and scheme."""
-    theirs = unpack(blob)["kind"]
+    tree = unpack(blob)
     for what, ours in (("optimizer", _kind(optimizer)), ("scheme", scheme)):
-        if theirs[what] != ours:
+        if tree["kind"][what] != ours:
             raise ConfigError(
-                f"this worker's {what} is {ours!r}, that of the worker whose values the job began "
-                f"with is {theirs[what]!r}; use the same {what} on every worker"
+                f"the {what} is {ours!r} on rank {rank}, but {tree['kind'][what]!r} on rank "
+                f"{tree['rank']}, as which the job began; use the same {what} on every worker"
             )
 
 
@@ -69,6 +72,7 @@ def adopt(
     groups: Sequence[dict[str, Any]],
     parameters: Sequence[NamedParameter],
     model: torch.nn.Module | None,
+    rank: int,
 ) -> None:
     """Take over what `describe()` on another worker has put into ``blob``.
 
@@ -79,8 +83,11 @@ def adopt(
     tree = unpack(blob)
     tensors = {p.name: p.tensor for p in parameters}
     names = {p.tensor: p.name for p in parameters}
-    _check_groups(tree["groups"], [[names[t] for t in g["params"]] for g in groups])
-    buffers = _matching_buffers(tree["buffers"], model)
+    ours = [[names[t] for t in g["params"]] for g in groups]
+    _check_groups(tree["groups"], ours, f"on rank {rank}", f"on rank {tree['rank']}")
+    buffers = _matching_buffers(
+        tree["buffers"], model, f"on rank {rank}", f"on rank {tree['rank']}"
+    )
     for group, other in zip(groups, tree["groups"], strict=True):
         group.update(other["values"])
     for name, value in tree["state"].items():
@@ -99,36 +106,38 @@ def _portable(values: dict[Any, Any], where: str) -> dict[Any, Any]:
     return result
 
 
-def _check_groups(theirs: list[dict[str, Any]], ours: list[list[str]]) -> None:
+def _check_groups(
+    theirs: list[dict[str, Any]], ours: list[list[str]], here: str, there: str
+) -> None:
     if len(theirs) != len(ours):
         raise ConfigError(
-            f"this worker's optimizer has {len(ours)} parameter groups, rank 0's has "
-            f"{len(theirs)}; build the same groups on every worker"
+            f"the optimizer has {len(ours)} parameter group(s) {here}, but {len(theirs)} {there}; "
+            "build the same groups on every worker"
         )
     for g, (their, our) in enumerate(zip(theirs, ours, strict=True)):
         if their["names"] != our:
             odd = sorted(set(their["names"]) ^ set(our)) or our
             raise ConfigError(
-                f"parameter group {g} differs from rank 0's in {', '.join(map(repr, odd))}; build "
-                "the same groups, in the same order, on every worker"
+                f"parameter group {g} {here} differs from that {there} in "
+                f"{', '.join(map(repr, odd))}; build the same groups, in the same order, on every "
+                "worker"
             )
 
 
 def _matching_buffers(
-    theirs: dict[str, torch.Tensor], model: torch.nn.Module | None
+    theirs: dict[str, torch.Tensor], model: torch.nn.Module | None, here: str, there: str
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ours = {} if model is None else dict(model.named_buffers())
     if odd := sorted(theirs.keys() ^ ours.keys()):
-        here, there = (odd[0] in ours), (odd[0] in theirs)
         raise ConfigError(
-            f"buffer {odd[0]!r} is {_known(here)} on this worker and {_known(there)} on the worker "
-            "whose values the job began with; pass the same model= to psplus.wrap() on every worker"
+            f"buffer {odd[0]!r} is {_known(odd[0] in ours)} {here} and {_known(odd[0] in theirs)} "
+            f"{there}; pass the same model= to psplus.wrap() on every worker"
         )
     for name in ours:
         if theirs[name].shape != ours[name].shape:
             raise LayoutMismatch(
-                f"buffer {name!r} has shape {tuple(ours[name].shape)} on this worker and "
-                f"{tuple(theirs[name].shape)} on rank 0"
+                f"buffer {name!r} has shape {tuple(ours[name].shape)} {here}, but "
+                f"{tuple(theirs[name].shape)} {there}; build the same model on every worker"
             )
     return [(ours[name], theirs[name]) for name in ours]
 

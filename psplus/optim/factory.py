@@ -12,6 +12,7 @@ from psplus.errors import ConfigError
 from psplus.lr_scale import Policy
 from psplus.optim import guard
 from psplus.optim import nonfinite as nonfinite_policy
+from psplus.optim.absence import AbsenceWatch
 from psplus.optim.blob import check_same, describe
 from psplus.optim.buffers import SharedBuffers, declare, find_buffers
 from psplus.optim.checks import (
@@ -140,6 +141,7 @@ def wrap(
                 parameters,
                 model,
                 resolved.name,
+                job.rank,
                 with_state=placed is None,
             ),
             rule=None if placed is None else placed.rule,
@@ -164,8 +166,10 @@ def wrap(
             return SharedBuffers(own_stream, buffers)
 
         came_late = session.came_late(ordinal, stream)
+        begins = ordinal == 0 and not came_late
+        workers = job.world_size if begins else native.num_workers
         if stream.blob is not None:
-            check_same(stream.blob, optimizer, resolved.name)
+            check_same(stream.blob, optimizer, resolved.name, job.rank)
         state = TurnState(optimizer, parameters, stream, resolved.policy, nonfinite, job.rank)
         try:
             engine = (ServerEngine if placed is None else partial(PlacedEngine, placed))(
@@ -173,6 +177,7 @@ def wrap(
                 state,
                 resolved,
                 came_late,
+                AbsenceWatch(stream, job.rank, workers),
                 outside_writes,
                 model,
                 open_buffers,

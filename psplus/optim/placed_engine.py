@@ -71,6 +71,7 @@ class PlacedEngine(ServerEngine):
                 added,
                 None,
                 self._scheme.name,
+                self._state.rank,
                 with_state=False,
             ),
             [p.tensor for p in added],

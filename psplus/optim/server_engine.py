@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from psplus import _C, _compat
 from psplus.errors import ConfigError, Error
+from psplus.optim.absence import AbsenceWatch
 from psplus.optim.blob import adopt, describe
 from psplus.optim.buffers import SharedBuffers
 from psplus.optim.checks import check_for_server, check_parameters, declare_parameters
@@ -43,6 +44,7 @@ class ServerEngine(Exclusive, Engine):
         state: TurnState,
         scheme: Scheme,
         came_late: bool,
+        absences: AbsenceWatch,
         outside_writes: OutsideWrites,
         model: torch.nn.Module | None,
         open_buffers: Callable[[], SharedBuffers | None],
@@ -53,6 +55,7 @@ class ServerEngine(Exclusive, Engine):
         self._state = state
         self._stream = state.stream
         self._scheme = scheme
+        self._absences = absences
         self._outside_writes = outside_writes
         self._name_group = name_group
         self._evaluating = False
@@ -78,7 +81,7 @@ class ServerEngine(Exclusive, Engine):
             # A worker that rejoins with a state of its own has loaded a checkpoint; what is in the
             # blob is as old as the job.
             groups = state.optimizer.param_groups
-            adopt(stream.blob, state.optimizer, groups, state.parameters, model)
+            adopt(stream.blob, state.optimizer, groups, state.parameters, model, state.rank)
         stream.observe()
         stream.pull(state.tensors, 0.0)
 
@@ -135,6 +138,7 @@ class ServerEngine(Exclusive, Engine):
         if self._buffers is not None:
             self._buffers.push(self._stream.peek().num_workers)
         self._state.steps += 1
+        self._absences.look()
         self._guard.record()
         return turn.loss
 
@@ -166,13 +170,20 @@ class ServerEngine(Exclusive, Engine):
         self._guard = WriteGuard(state.parameters)
         self._guard.record(found)
         if stream.blob is not None:
-            adopt(stream.blob, optimizer, optimizer.param_groups[-1:], added, None)
+            adopt(stream.blob, optimizer, optimizer.param_groups[-1:], added, None, state.rank)
 
     def _append(self, added: Sequence[NamedParameter]) -> None:
         optimizer = self._state.optimizer
         self._stream.add_extent(
             declare_parameters(added),
-            describe(optimizer, optimizer.param_groups[-1:], added, None, self._scheme.name),
+            describe(
+                optimizer,
+                optimizer.param_groups[-1:],
+                added,
+                None,
+                self._scheme.name,
+                self._state.rank,
+            ),
             [p.tensor for p in added],
         )
 
@@ -198,6 +209,7 @@ class ServerEngine(Exclusive, Engine):
             if buffers is not None:
                 buffers.pull()
                 self._stream.barrier()  # nobody moves them before all have read
+        self._absences.look()
 
     @contextmanager
     @override

@@ -398,8 +398,8 @@ def begin_wrongly(mistake: str) -> dict[str, Any]:
     [
         ("layout", "LayoutMismatch: "),
         ("mode", "ConfigError: wrapper 0 is bsp"),
-        ("scheme", "ConfigError: this worker's scheme is 'asp', that of"),
-        ("optimizer", "ConfigError: this worker's optimizer is 'Adam', that of"),
+        ("scheme", "ConfigError: the scheme is 'asp' on rank 1, but 'ps+' on rank 0"),
+        ("optimizer", "ConfigError: the optimizer is 'Adam' on rank 1, but 'SGD' on rank 0"),
     ],
 )
 def test_a_refused_wrap_can_be_corrected(workers: Workers, mistake: str, message: str) -> None:
@@ -432,7 +432,7 @@ def wrap_without_buffers(without: int) -> str:
 
 @pytest.mark.parametrize(
     ("without", "message"),
-    [(0, "given on this worker and not given on"), (1, "not given on this worker and given on")],
+    [(0, "given on rank 1 and not given on rank 0"), (1, "not given on rank 1 and given on rank 0")],
 )
 def test_buffers_that_only_one_worker_names(workers: Workers, without: int, message: str) -> None:
     zero, one = workers(wrap_without_buffers, 2, without=without)
