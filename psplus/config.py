@@ -170,7 +170,10 @@ def _make_private(path: Path) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise ConfigError(f"cannot make the job's directory {path}: {error}") from error
+        raise ConfigError(
+            f"cannot make the job's directory {path}: {error}; set TMPDIR to a folder that can be "
+            "written to"
+        ) from error
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path} is not a directory (or a link to one); remove it")

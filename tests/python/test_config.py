@@ -1,6 +1,8 @@
 """Settings: what is read, what is refused, and where a job's directory lies."""
 
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import psplus
 from psplus import config
 
 Environment = dict[str, str]
+Workers = Callable[..., list[Any]]
 
 
 @pytest.fixture
@@ -172,3 +175,21 @@ def test_another_torch_is_refused_with_both_versions() -> None:
         check_torch("1.2.3")
     assert torch.__version__ in str(error.value)
     assert "pip install" in str(error.value)
+
+
+def wrap_where_nothing_can_be_made(place: str) -> str:
+    tempfile.tempdir = place
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(psplus.ConfigError) as caught:
+        psplus.wrap(torch.optim.SGD([parameter], lr=0.1), session=psplus.connect(server="always"))
+    return str(caught.value)
+
+
+def test_a_job_directory_that_cannot_be_made(workers: Workers, clean_job: Path) -> None:
+    for place, reason in ((clean_job / "file", "Not a directory"), (clean_job / "no", "No such")):
+        if reason == "Not a directory":
+            place.touch()
+        (told,) = workers(wrap_where_nothing_can_be_made, 1, place=str(place))
+        assert told.startswith(f"cannot make the job's directory {place}/psplus-{os.geteuid()}: ")
+        assert reason in told
+        assert "set TMPDIR to a folder that can be written to" in told

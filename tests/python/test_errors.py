@@ -15,7 +15,7 @@ import pytest
 import torch
 from problems import gradients_at, make_model, values_of
 from torch import nn
-from workers import start_worker, wait_workers
+from workers import start_worker, wait_for_file, wait_workers
 
 import psplus
 
@@ -432,7 +432,10 @@ def wrap_without_buffers(without: int) -> str:
 
 @pytest.mark.parametrize(
     ("without", "message"),
-    [(0, "given on rank 1 and not given on rank 0"), (1, "not given on rank 1 and given on rank 0")],
+    [
+        (0, "given on rank 1 and not given on rank 0"),
+        (1, "not given on rank 1 and given on rank 0"),
+    ],
 )
 def test_buffers_that_only_one_worker_names(workers: Workers, without: int, message: str) -> None:
     zero, one = workers(wrap_without_buffers, 2, without=without)
@@ -486,3 +489,62 @@ def step_on_two_threads() -> str:
 def test_a_second_thread_is_refused(workers: Workers) -> None:
     (message,) = workers(step_on_two_threads, 1)
     assert "let one thread make them" in message
+
+
+def change_settings() -> list[str]:
+    """A worker attaches once; what it is attached as does not change behind its back."""
+    model = make_model()
+    optimizer = wrapped(model)
+    told = []
+    for name, value in {"PSPLUS_JOB": "another", "PSPLUS_HOST_ID": "elsewhere"}.items():
+        before = os.environ.get(name)
+        os.environ[name] = value
+        with pytest.raises(psplus.ConfigError) as caught:
+            wrapped(make_model())
+        told.append(str(caught.value))
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+    step(model, optimizer)  # as before
+    wrapped(make_model()).close()
+    psplus.connect().close()
+    os.environ["PSPLUS_JOB"] = "another"
+    wrapped(make_model()).close()
+    return told
+
+
+def test_settings_that_change_while_attached_are_refused(workers: Workers) -> None:
+    (told,) = workers(change_settings, 1)
+    for message, change in zip(told, ["job='another'", "host='elsewhere'"], strict=True):
+        attached, _, now = message.partition("the settings now say")
+        assert attached.startswith("this process is attached as JobConfig(rank=0, world_size=1,")
+        assert change in now
+        assert change not in attached
+        assert "close the session before changing them" in now
+
+
+def attach_to_a_frozen_server(meeting: str) -> str:
+    """Rank 0 freezes the server; rank 1 can connect to it, but is given no answer."""
+    ready, done = Path(meeting) / "ready", Path(meeting) / "done"
+    if psplus.config.read().rank == 0:
+        native = psplus.connect().attach(straggler_timeout=30.0)
+        os.kill(native.server_pid, signal.SIGSTOP)
+        ready.touch()
+        try:
+            wait_for_file(done)
+        finally:
+            os.kill(native.server_pid, signal.SIGCONT)
+        return ""
+    wait_for_file(ready)
+    try:
+        with pytest.raises(psplus.TimeoutError) as caught:
+            psplus.connect(timeout=1.0).attach(straggler_timeout=30.0)
+    finally:
+        done.touch()
+    return str(caught.value)
+
+
+def test_a_server_that_does_not_answer_is_named(workers: Workers, clean_job: Path) -> None:
+    _, message = workers(attach_to_a_frozen_server, 2, meeting=str(clean_job))
+    assert message.startswith("rank 1 on host ")
+    assert "could not attach to the server of this job within 1 s" in message

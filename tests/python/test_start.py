@@ -1,5 +1,6 @@
 """How a job begins: first values, late and missing workers, jobs side by side, leftovers."""
 
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 import torch
 from problems import gradients_at, make_model, values_of
 from torch import nn
-from workers import start_worker, wait_workers
+from workers import start_worker, wait_for_file, wait_workers
 
 import psplus
 
@@ -198,3 +199,57 @@ def test_uneven_numbers_of_steps_hang_nobody(workers: Workers, scheme: str) -> N
     allowance = 1 if scheme == "ps+" else 0
     for of_rank, steps in zip(found, [5, 0, 12], strict=True):
         assert steps - allowance <= of_rank["own"] <= steps
+
+
+def stay_attached(meeting: str) -> str:
+    """Attaches and stays, to meet whoever is wrong."""
+    native = psplus.connect().attach(straggler_timeout=30.0)
+    (Path(meeting) / "attached").write_text(str(os.getpid()))
+    wait_for_file(Path(meeting) / "refused")
+    return f"{native.num_workers}"
+
+
+def attach_wrongly(meeting: str) -> str:
+    wait_for_file(Path(meeting) / "attached")
+    try:
+        with pytest.raises(psplus.ConfigError) as caught:
+            wrap_one()
+    finally:
+        (Path(meeting) / "refused").touch()
+    return str(caught.value)
+
+
+def wrap_one() -> psplus.DistributedOptimizer:
+    model = make_model()
+    return psplus.wrap(torch.optim.SGD(model.parameters(), 0.1), model=model, timeout=20.0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "message"),
+    [
+        (0, 2, "rank 0 is attached already, as process {process}; give each worker a RANK"),
+        (1, 3, "rank 1 says WORLD_SIZE is 3, but this job was started with 2; stop the other job"),
+    ],
+    ids=["two of one rank", "another world size"],
+)
+def test_a_worker_that_contradicts_another_is_refused(
+    clean_job: Path, rank: int, world: int, message: str
+) -> None:
+    job = secrets.token_hex(8)
+    folders = [clean_job / name for name in ("right", "wrong")]
+    for folder in folders:
+        folder.mkdir()
+    right = start_worker(stay_attached, 0, 2, folders[0], job, meeting=str(clean_job))
+    wrong = start_worker(attach_wrongly, rank, world, folders[1], job, meeting=str(clean_job))
+    try:
+        for process, folder in ((right, folders[0]), (wrong, folders[1])):
+            (err,) = folder.glob("*.err")
+            assert process.wait(60) == 0, err.read_text()
+    finally:
+        for process in (right, wrong):
+            process.kill()
+            process.wait()
+    process_of_right = (clean_job / "attached").read_text()
+    told = torch.load(folders[1] / f"{rank}.pt", weights_only=True)
+    assert told.startswith(message.format(process=process_of_right))
+    assert torch.load(folders[0] / "0.pt", weights_only=True) == "1"  # and stays in the job
