@@ -10,8 +10,10 @@
 ================================  ==============================================================
 """
 
+import errno
 import hashlib
 import os
+import resource
 import secrets
 import stat
 import tempfile
@@ -20,7 +22,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from psplus.errors import ConfigError
+from psplus.errors import ConfigError, Error
 
 __all__ = ["JobConfig", "host_id", "job_directory", "read", "server_path"]
 
@@ -109,6 +111,7 @@ def host_id() -> str:
 
     Raises:
         ConfigError: If neither can be read.
+        Error: If no more files can be opened.
     """
     named = os.environ.get("PSPLUS_HOST_ID")
     if named:
@@ -116,7 +119,16 @@ def host_id() -> str:
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise Error(
+                f"cannot read {_BOOT_ID}: a process may have {_open_files()} open files "
+                "(RLIMIT_NOFILE); raise it with `ulimit -n`"
+            ) from error
         raise ConfigError(f"cannot read {_BOOT_ID} ({error}); set PSPLUS_HOST_ID") from error
+
+
+def _open_files() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _refuse_several_hosts() -> None:

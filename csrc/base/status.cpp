@@ -1,6 +1,7 @@
 #include "base/status.hpp"
 
 #include "base/format.hpp"
+#include "base/process_limits.hpp"
 
 #include <cerrno>
 #include <system_error>
@@ -33,10 +34,13 @@ std::string_view to_string(StatusCode code) noexcept {
 
 Status Status::from_errno(std::string_view operation, std::string_view what, int error_number) {
   const bool exhausted = error_number == ENOMEM || error_number == ENOSPC ||
-                         error_number == EMFILE || error_number == ENFILE;
+                         error_number == EMFILE || error_number == ENFILE ||
+                         error_number == EFBIG;
+  const std::string limit = limit_behind(error_number);
   return {exhausted ? StatusCode::kNoSpace : StatusCode::kInternal,
-          formatted("{} failed for {}: {}", operation, what,
-                    std::generic_category().message(error_number))};
+          formatted("{} failed for {}: {}{}{}", operation, what,
+                    std::generic_category().message(error_number), limit.empty() ? "" : "; ",
+                    limit)};
 }
 
 }  // namespace psplus

@@ -29,8 +29,8 @@ class [[nodiscard]] Status {
   Status() = default;
   Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
 
-  /// `operation` on `what` failed with `error_number`; ENOMEM, ENOSPC, EMFILE and ENFILE become
-  /// kNoSpace, everything else kInternal.
+  /// `operation` on `what` failed with `error_number`; ENOMEM, ENOSPC, EMFILE, ENFILE and
+  /// EFBIG become kNoSpace, everything else kInternal.
   static Status from_errno(std::string_view operation, std::string_view what, int error_number);
 
   [[nodiscard]] bool ok() const noexcept { return code_ == StatusCode::kOk; }

@@ -1,6 +1,7 @@
 #include "base/unix_socket.hpp"
 
 #include "base/format.hpp"
+#include "base/process_limits.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -139,8 +140,7 @@ Result<UnixMessage> UnixSocket::receive(Deadline deadline) const {
       return Status{StatusCode::kPeerLost, "the other end closed the connection"};
     if ((message.msg_flags & MSG_CTRUNC) != 0)
       return Status{StatusCode::kNoSpace,
-                    "descriptors of a message were lost: the limit on open files is reached; raise "
-                    "it with `ulimit -n`"};
+                    formatted("descriptors of a message were lost: {}", limit_behind(EMFILE))};
     if ((message.msg_flags & MSG_TRUNC) != 0)
       return Status{StatusCode::kInternal, "a message was longer than the protocol allows"};
     result.bytes.resize(static_cast<std::size_t>(received));

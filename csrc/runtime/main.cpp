@@ -3,7 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <spdlog/sinks/stdout_sinks.h>
@@ -12,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/exit_status.hpp"
 #include "base/format.hpp"
 #include "base/unix_socket.hpp"
 #include "runtime/shm/job_files.hpp"
@@ -45,16 +49,19 @@ void detach_from_starter(const std::string& job_dir) {
   ::dup2(output, STDOUT_FILENO);
   ::dup2(output, STDERR_FILENO);
   if (::chdir("/") != 0) std::perror("chdir");
-  // Segments cost descriptors; a worker's terminal or launcher may set a low soft limit.
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+  // Segments cost descriptors, and are files; a worker's terminal or launcher may set low soft
+  // limits.
+  for (const auto resource : {RLIMIT_NOFILE, RLIMIT_FSIZE}) {
+    rlimit limit{};
+    if (::getrlimit(resource, &limit) != 0) continue;
     limit.rlim_cur = limit.rlim_max;
-    ::setrlimit(RLIMIT_NOFILE, &limit);
+    ::setrlimit(resource, &limit);
   }
   // Signals meant for the workers' terminal; the server ends when they do.
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGHUP, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a segment beyond RLIMIT_FSIZE is an error to tell
 }
 
 /// Lines go to standard error, which detach_from_starter() puts on the job's log.
@@ -73,6 +80,16 @@ Status end_predecessor(const UniqueFd& process) {
                                             "the previous server to end");
   if (gone.ok()) return {};
   return {StatusCode::kPeerLost, "the previous server cannot be ended, so it is not replaced"};
+}
+
+Result<std::unique_ptr<psplus::shm::Server>> open_server(const std::string& job_dir,
+                                                         std::vector<UniqueFd> segments) {
+  try {
+    return psplus::shm::Server::open(job_dir, std::move(segments), psplus::server::Config{},
+                                     log_line);
+  } catch (const std::exception& error) {
+    return Status{StatusCode::kInternal, formatted("an exception: {}", error.what())};
+  }
 }
 
 int serve(const std::string& job_dir, UnixSocket starter) {
@@ -100,9 +117,12 @@ int serve(const std::string& job_dir, UnixSocket starter) {
     reply(BootResult::kLostRace, "workers of a server that ended are about to replace it");
     return EXIT_SUCCESS;
   }
-  auto server = psplus::shm::Server::open(job_dir, std::move(boot->segments),
-                                          psplus::server::Config{}, log_line);
-  if (!server.ok()) return fail(server.status());
+  auto server = open_server(job_dir, std::move(boot->segments));
+  if (!server.ok()) {
+    // What a predecessor's workers hold outlives this attempt; else there is nothing to keep.
+    if (!takes_over) psplus::shm::remove_job(job_dir);
+    return fail(server.status());
+  }
   log_line(takes_over ? "took over from a server that ended" : "started");
   reply(BootResult::kReady, "");
   starter = UnixSocket{};
@@ -125,7 +145,7 @@ int main(int argc, char** argv) {
   UnixSocket starter{UniqueFd{psplus::wire::kBootFd}};
   // Twice removed from the worker: it reaps the first process at once and never sees a zombie.
   const pid_t child = ::fork();
-  if (child != 0) return child < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+  if (child != 0) return child < 0 ? psplus::kServerNotForked : psplus::kServerStarted;
   ::setsid();
   try {
     set_up_log();

@@ -1,7 +1,9 @@
 #include "worker/server_process.hpp"
 
+#include "base/exit_status.hpp"
+#include "base/fd.hpp"
 #include "base/format.hpp"
-#include "runtime/shm/job_files.hpp"
+#include "base/process_limits.hpp"
 
 #include <cerrno>
 #include <csignal>
@@ -41,6 +43,44 @@ void default_signals(posix_spawnattr_t& attributes) {
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
 }
 
+constexpr const char* kFix =
+    "reinstall psplus, or set PSPLUS_SERVER to the psplus-server executable of this version";
+
+int reap(pid_t process) {
+  int status = 0;
+  while (::waitpid(process, &status, 0) < 0 && errno == EINTR) {
+  }
+  return status;
+}
+
+/// Waits for the first process of a server, which ends as soon as the server is on its way.
+/// kConfig when it ends as no psplus-server does.
+Status wait_until_started(pid_t starter, const std::string& server_path, Deadline deadline) {
+  const auto process = open_pidfd(starter);
+  if (!process.ok() || !wait_readable(*process, deadline, server_path).ok()) {
+    ::kill(starter, SIGKILL);
+    reap(starter);
+    if (!process.ok()) return process.status();
+    return {StatusCode::kTimeout,
+            formatted("{} was started and does not begin to serve; {}", server_path, kFix)};
+  }
+  const int status = reap(starter);
+  if (WIFSIGNALED(status))
+    return {StatusCode::kPeerLost,
+            formatted("{} was ended by signal {} ({}) as it started", server_path,
+                      WTERMSIG(status), ::strsignal(WTERMSIG(status)))};
+  switch (WEXITSTATUS(status)) {
+    case kServerStarted:
+      return {};
+    case kServerNotForked:
+      return cannot_start(server_path, EAGAIN);
+    default:
+      return {StatusCode::kConfig,
+              formatted("{} ended with status {} at once, which psplus-server does not; {}",
+                        server_path, WEXITSTATUS(status), kFix)};
+  }
+}
+
 }  // namespace
 
 Result<wire::BootReply> start_server(const std::string& server_path, const std::string& job_dir,
@@ -59,28 +99,20 @@ Result<wire::BootReply> start_server(const std::string& server_path, const std::
   pid_t starter = -1;
   if (const int error = ::posix_spawn(&starter, program.c_str(), &options.actions,
                                       &options.attributes, arguments, environ);
-      error != 0)
+      error != 0) {
+    if (error == EAGAIN || error == ENOMEM) return cannot_start(server_path, error);
     return Status{StatusCode::kConfig,
-                  formatted("cannot run the server {}: {}; reinstall psplus or set PSPLUS_SERVER "
-                            "to its psplus-server executable",
-                            server_path, std::strerror(error))};
-  theirs = UnixSocket{};  // so that a server that dies shows as end of file
-  int status = 0;
-  while (::waitpid(starter, &status, 0) < 0 && errno == EINTR) {
+                  formatted("cannot run the server {}: {}; {}", server_path, std::strerror(error),
+                            kFix)};
   }
-  const auto explained = [&](const Status& failed) -> Status {
+  theirs = UnixSocket{};  // so that a server that dies shows as end of file
+  if (Status started = wait_until_started(starter, server_path, deadline); !started.ok())
+    return started;
+  const auto explained = [](const Status& failed) -> Status {
+    if (failed.code() == StatusCode::kBusy)
+      return {StatusCode::kTimeout, "the server was started and has not answered in time"};
     if (failed.code() != StatusCode::kPeerLost) return failed;
-    if (WIFEXITED(status) && WEXITSTATUS(status) != 0)
-      return {StatusCode::kPeerLost,
-              formatted("{} ended with status {} at once; is it psplus-server?", server_path,
-                        WEXITSTATUS(status))};
-    if (WIFSIGNALED(status))
-      return {StatusCode::kPeerLost,
-              formatted("{} was ended by signal {} ({}) as it started", server_path,
-                        WTERMSIG(status), ::strsignal(WTERMSIG(status)))};
-    return {StatusCode::kPeerLost,
-            formatted("the server was killed or crashed as it started; see {}",
-                      shm::log_path(job_dir))};
+    return {StatusCode::kPeerLost, "the server was killed or crashed as it started"};
   };
   if (Status sent = wire::send_boot(mine, segments, predecessor, deadline); !sent.ok())
     return explained(sent);

@@ -49,6 +49,7 @@ void Session::run(std::stop_token stop) noexcept {
 Status Session::establish(std::stop_token stop) {
   const Deadline deadline = Deadline::after(options_.timeout);
   Status last{StatusCode::kPeerLost, "no server could be reached"};
+  bool is_first_attempt = true;
   nanoseconds retry = kFirstRetry;
   while (!stop.stop_requested()) {
     auto socket = UnixSocket::connect(shm::socket_path(options_.job_dir));
@@ -61,13 +62,15 @@ Status Session::establish(std::stop_token stop) {
       if (introduced.code() != StatusCode::kPeerLost) return introduced;
       last = std::move(introduced);  // it ended just now
     } else if (socket.status().code() != StatusCode::kBusy) {
-      return socket.status();
+      return gave_up(socket.status());
     }
+    bool attached = false;
     std::vector<int> segments;
     int predecessor = -1;
     {
       const std::scoped_lock lock(mutex_);
-      if (attached_) {
+      attached = attached_;
+      if (attached) {
         segments = held_.descriptors();
         predecessor = server_process_.get();
       }
@@ -75,8 +78,12 @@ Status Session::establish(std::stop_token stop) {
     const auto reply = start_server(options_.server_path, options_.job_dir, segments, predecessor,
                                     deadline.at_most(kStartPatience));
     if (!reply.ok()) {
-      if (reply.status().code() == StatusCode::kConfig) return reply.status();
-      last = reply.status();
+      // What came of an earlier attempt tells more than that the last one's time was too short.
+      if (reply.status().code() != StatusCode::kTimeout || is_first_attempt) last = reply.status();
+      // A limit that is in the way is told at once, unless a job is under way: that one waits for
+      // the limit to give way.
+      if (last.code() == StatusCode::kConfig || (!attached && last.code() == StatusCode::kNoSpace))
+        return gave_up(last);
     } else {
       switch (reply->result) {
         case wire::BootResult::kReady:
@@ -85,28 +92,35 @@ Status Session::establish(std::stop_token stop) {
           last = {StatusCode::kPeerLost, reply->text};
           break;
         case wire::BootResult::kFailed:
-          last = {StatusCode::kPeerLost,
+          // Nobody is lost who was never there.
+          last = {attached ? StatusCode::kPeerLost : StatusCode::kInternal,
                   formatted("the server of this job could not be started: {}", reply->text)};
+          if (!attached) return gave_up(last);
           break;
       }
     }
-    if (deadline.passed()) return gave_up(last);
+    if (deadline.passed())
+      return gave_up({last.code(), formatted("{}; tried for {} s", last.message(),
+                                             to_seconds(options_.timeout))});
     std::this_thread::sleep_for(retry);  // the winner of the race may be about to listen
     retry = std::min(retry * 2, kLongestRetry);
+    is_first_attempt = false;
   }
   return last;
 }
 
 Status Session::gave_up(const Status& last) {
   std::string lost;
+  StatusCode code = last.code();
   const std::scoped_lock lock(mutex_);
-  if (attached_)
+  if (attached_) {
+    if (code != StatusCode::kConfig) code = StatusCode::kPeerLost;
     lost = formatted(
         "the server of this job (process {}) was killed or crashed, and none replaces it: ",
         control_->server_process.load(std::memory_order_relaxed));
-  return {last.code(), formatted("{}{} (rank {} on host {} gave up after {} s; see {})", lost,
-                                 last.message(), raw(options_.rank), host_name(),
-                                 to_seconds(options_.timeout), shm::log_path(options_.job_dir))};
+  }
+  return {code, formatted("{}{} (rank {} on host {}){}", lost, last.message(), raw(options_.rank),
+                          host_name(), shm::last_words(options_.job_dir))};
 }
 
 Status Session::introduce() {

@@ -3,7 +3,10 @@
 #include "base/format.hpp"
 
 #include <cerrno>
+#include <deque>
+#include <fstream>
 #include <thread>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -11,6 +14,17 @@
 #include <unistd.h>
 
 namespace psplus::shm {
+
+std::string last_words(const std::string& job_dir) {
+  constexpr std::size_t kLines = 3;
+  std::ifstream file(log_path(job_dir));
+  std::deque<std::string> lines;
+  for (std::string line; std::getline(file, line);) {
+    lines.push_back(std::move(line));
+    if (lines.size() > kLines) lines.pop_front();
+  }
+  return lines.empty() ? "" : formatted("; its log ends:\n  {}", joined(lines, "\n  "));
+}
 
 Status make_job_directory(const std::string& job_dir) {
   if (::mkdir(job_dir.c_str(), 0700) == 0 || errno == EEXIST) return {};

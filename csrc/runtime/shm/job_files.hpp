@@ -15,6 +15,10 @@ namespace psplus::shm {
   return job_dir + "/server.log";
 }
 
+/// The last lines of the server's log, for a message that would else name a file that may soon be
+/// gone; empty when there are none.
+[[nodiscard]] std::string last_words(const std::string& job_dir);
+
 /// Makes the directory again if the last server of the job has just removed it.
 Status make_job_directory(const std::string& job_dir);
 
