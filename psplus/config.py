@@ -4,7 +4,8 @@
 ``PSPLUS_JOB``                    Name of the job; workers with equal names share a server.
 ``PSPLUS_HOST_ID``                Who counts as one host (default: the boot id of the kernel).
 ``PSPLUS_SERVER``                 Path of the server's executable (default: beside the package).
-``PSPLUS_SERVERS``, ``PSPLUS_SECRET``, ``PSPLUS_SECRET_FILE``   Several hosts: not in this version.
+``PSPLUS_SERVERS``                Several hosts: refused by this version.
+``PSPLUS_SECRET``, ``PSPLUS_SECRET_FILE``   The secret between hosts: not read by this version.
 ``RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, ``MASTER_PORT``,
 ``TORCHELASTIC_RUN_ID``           As torchrun sets them.
 ================================  ==============================================================

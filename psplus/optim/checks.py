@@ -12,6 +12,7 @@ from psplus.optim.names import NamedParameter
 
 __all__ = [
     "DTYPES",
+    "check_distinct",
     "check_for_server",
     "check_model",
     "check_optimizer",
@@ -123,14 +124,28 @@ def declare_parameters(parameters: Sequence[NamedParameter]) -> list[tuple[str, 
     return [(p.name, DTYPES[p.tensor.dtype], list(p.tensor.shape)) for p in parameters]
 
 
+def check_distinct(what: str, tensor: torch.Tensor) -> None:
+    """Raises ConfigError if elements of ``tensor`` share memory, as ``expand()`` makes them do."""
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if size > 1 and stride == 0:
+            raise ConfigError(
+                f"{what} is expanded: its shape is {tuple(tensor.shape)}, and several of its "
+                "elements are one number in memory, so none can be written by itself; clone() the "
+                "tensor when you make the module"
+            )
+
+
 def check_for_server(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[NamedParameter], world_size: int
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[NamedParameter],
+    model: torch.nn.Module | None,
+    world_size: int,
 ) -> None:
     """What a server needs beside `check_parameters()`.
 
     Raises:
-        ConfigError: For a device, dtype or layout that this version cannot push, or an optimizer
-            that evaluates its closure a varying number of times.
+        ConfigError: For a device, dtype or layout that this version cannot push, for expanded
+            tensors, or an optimizer that evaluates its closure a varying number of times.
     """
     for p in parameters:
         if p.tensor.device.type != "cpu":
@@ -145,6 +160,10 @@ def check_for_server(
                 f"parameter {p.name!r} has dtype {p.tensor.dtype}; supported are "
                 f"{', '.join(DTYPES.values())}"
             )
+        check_distinct(f"parameter {p.name!r}", p.tensor)
+    for name, buffer in () if model is None else model.named_buffers():
+        if buffer.layout is torch.strided:
+            check_distinct(f"buffer {name!r}", buffer)
     if world_size > 1 and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError(
             "LBFGS steps along a line of its own loss, which has no meaning when several workers "

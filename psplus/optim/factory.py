@@ -123,7 +123,7 @@ def wrap(
     job = config.read()
     if not session.uses_server(job):
         return _wrapped(optimizer, LocalEngine(optimizer, parameters, nonfinite))
-    check_for_server(optimizer, parameters, job.world_size)
+    check_for_server(optimizer, parameters, model, job.world_size)
     native = session.attach(straggler_timeout=straggler_timeout)
     buffers = find_buffers(model)
     placed = PlacedOptimizer(optimizer) if placement == "server" else None

@@ -161,7 +161,7 @@ class ServerEngine(Exclusive, Engine):
         try:
             added = self._name_group(len(optimizer.param_groups) - 1)
             check_parameters(added)
-            check_for_server(optimizer, added, self._session.world_size)
+            check_for_server(optimizer, added, None, self._session.world_size)
             self._append(added)
         except BaseException:
             optimizer.param_groups.pop()  # as if it had never been there: it may be tried again

@@ -1,10 +1,12 @@
 """Checks of the schemes' options."""
 
-import math
+import torch
 
 from psplus.errors import ConfigError
 
 __all__ = ["check_bound", "check_local_scale"]
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def check_bound(bound: int) -> None:
@@ -16,10 +18,13 @@ def check_bound(bound: int) -> None:
 
 
 def check_local_scale(local_scale: float) -> None:
-    """Raises ConfigError unless ``local_scale`` is a finite number >= 0."""
+    """Raises ConfigError unless ``local_scale`` is a number >= 0 that float32 can hold."""
     if (
         isinstance(local_scale, bool)
         or not isinstance(local_scale, int | float)
-        or not (math.isfinite(local_scale) and local_scale >= 0)
+        or not 0 <= local_scale <= _LARGEST
     ):
-        raise ConfigError(f"local_scale must be a finite number >= 0, got {local_scale!r}")
+        raise ConfigError(
+            f"local_scale must be a number from 0 to {_LARGEST:.1e}, which float32 can hold, got "
+            f"{local_scale!r}; 1 is the scheme's own"
+        )

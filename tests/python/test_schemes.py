@@ -47,6 +47,8 @@ def test_names_and_options() -> None:
         ("asp", {"staleness_bound": 1}, "'asp' takes no staleness_bound"),
         ("ps+", {"local_scale": float("nan")}, "local_scale must be"),
         ("ps+", {"local_scale": -1}, "local_scale must be"),
+        ("ps+", {"local_scale": 1e40}, "from 0 to 3.4e.38, which float32 can hold, got 1e.40"),
+        ("ps+", {"local_scale": 10**400}, "local_scale must be"),
         ("ps+", {"local_scale": True}, "local_scale must be"),
         ("ps+", {"lr_scale": lambda: 1.0}, "cannot be called with one Staleness"),
         ("ps+", {"lr_scale": lambda a, b: 1.0}, "cannot be called with one Staleness"),

@@ -146,8 +146,10 @@ def test_ddp_is_refused_with_a_hint() -> None:
     [
         (torch.zeros(3, device="meta"), "'w' is on device meta.*CPU"),
         (torch.zeros(3, dtype=torch.float8_e5m2), "'w' has dtype torch.float8_e5m2.*bfloat16"),
+        (torch.zeros(1).expand(4), r"parameter 'w' is expanded: its shape is \(4,\).*clone\(\)"),
+        (torch.zeros(2, 1).expand(2, 3), r"'w' is expanded: its shape is \(2, 3\)"),
     ],
-    ids=["meta", "float8"],
+    ids=["meta", "float8", "expanded", "expanded within"],
 )
 def test_parameters_that_no_server_takes(tensor: torch.Tensor, message: str) -> None:
     session = psplus.connect(server="always")
@@ -155,6 +157,14 @@ def test_parameters_that_no_server_takes(tensor: torch.Tensor, message: str) -> 
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     with pytest.raises(psplus.ConfigError, match=message):
         psplus.wrap(optimizer, named_parameters=[("w", parameter)], session=session)
+
+
+def test_expanded_buffers_are_named() -> None:
+    session = psplus.connect(server="always")
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.ones(1, 1).expand(1, 3), persistent=False)
+    with pytest.raises(psplus.ConfigError, match=r"buffer 'mask' is expanded: .*clone\(\)"):
+        psplus.wrap(sgd(model), model=model, session=session)
 
 
 def test_integer_parameters_are_named() -> None:
