@@ -1,7 +1,10 @@
 """Dense values of the key-value store, and the work that their operations return."""
 
 import asyncio
+import contextlib
+import io
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from workers import REPOSITORY
 
 import psplus
 
@@ -278,3 +282,27 @@ def test_wrong_arguments() -> None:
         psplus.KVStore(nonfinite="skip")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be a tensor, got list"):
         psplus.KVStore().dense("w", [1.0])  # type: ignore[arg-type]
+
+
+def run_a_block(number: int) -> str:
+    """A block of the page as it stands there; what it prints."""
+    page = (REPOSITORY / "docs" / "kv.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(blocks[number], {})
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_blocks_of_the_page_run(workers: Workers, world: int) -> None:
+    for said in workers(run_a_block, world, number=0):
+        value, version = said.split()
+        # Pushes so far, of all workers: another's may have come since the value was read.
+        assert 1 <= 2 * float(value) <= int(version) <= world
+    for said in workers(run_a_block, world, number=1):
+        done, pulled, awaited = said.splitlines()
+        assert done == "True"
+        assert pulled in [f"pulled {number}.0" for number in range(1, world + 1)]
+        assert awaited in [f"awaited {number}.0" for number in range(1, world + 1)]

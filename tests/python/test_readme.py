@@ -34,5 +34,6 @@ def test_the_diff_turns_a_plain_script_into_a_distributed_one(clean_job: Path) -
     (alone,) = accuracies(plain, clean_job)
     pair = accuracies(distributed, clean_job, *TORCHRUN)
     assert len(pair) == 2
+    assert pair[0] == pair[1]  # the same weights on the same data
     for accuracy in (alone, *pair):
         assert accuracy > 80  # a third of the labels without training
