@@ -145,14 +145,20 @@ def plot(runs: list[dict], path: str) -> None:
 def main() -> None:
     """Parse the options and train or compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scheme", default="ps+", help="ps+, bsp, ssp, asp, ddp or single")
-    parser.add_argument("--staleness-bound", type=int, default=4, help="of ssp, in steps")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=16, help="of each worker")
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compare", action="store_true", help="one worker, DDP and PS+")
-    parser.add_argument("--workers", type=int, default=2, help="with --compare")
+    parser.add_argument(
+        "--scheme", default="ps+", help="ps+ (the default), bsp, ssp, asp, ddp or single"
+    )
+    parser.add_argument(
+        "--staleness-bound", type=int, default=4, help="of ssp, in steps (default: 4)"
+    )
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the data (default: 20)")
+    parser.add_argument("--batch-size", type=int, default=16, help="of each worker (default: 16)")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate (default: 0.1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights (default: 0)")
+    parser.add_argument(
+        "--compare", action="store_true", help="run one worker, DDP and PS+ in turn"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="with --compare (default: 2)")
     parser.add_argument("--plot", metavar="FILE", help="with --compare: where to draw the curves")
     parser.add_argument("--result", metavar="FILE", help="where rank 0 writes what it measured")
     args = parser.parse_args()

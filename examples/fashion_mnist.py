@@ -96,12 +96,16 @@ def train(args: argparse.Namespace) -> None:
 def main() -> None:
     """Parse the options and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scheme", default="ps+", help="ps+, bsp, ssp or asp")
-    parser.add_argument("--staleness-bound", type=int, default=4, help="of ssp, in steps")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--scheme", default="ps+", help="ps+ (the default), bsp, ssp or asp")
+    parser.add_argument(
+        "--staleness-bound", type=int, default=4, help="of ssp, in steps (default: 4)"
+    )
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the data (default: 3)")
     parser.add_argument("--steps", type=int, help="of each worker in an epoch; default: all data")
-    parser.add_argument("--batch-size", type=int, default=50, help="of each worker")
-    parser.add_argument("--lr", type=float, default=0.05, help="the largest of its cycle")
+    parser.add_argument("--batch-size", type=int, default=50, help="of each worker (default: 50)")
+    parser.add_argument(
+        "--lr", type=float, default=0.05, help="the largest of its cycle (default: 0.05)"
+    )
     parser.add_argument("--data", type=Path, default=FOLDER, help="where the four files are")
     args = parser.parse_args()
     if not (args.data / "train-images-idx3-ubyte.gz").exists():
