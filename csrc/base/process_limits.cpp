@@ -10,7 +10,7 @@
 namespace psplus {
 namespace {
 
-std::string value_of(__rlimit_resource resource) {
+std::string value_of(decltype(RLIMIT_NOFILE) resource) {
   rlimit limit{};
   if (::getrlimit(resource, &limit) != 0) return "unknown";
   return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : formatted("{}", limit.rlim_cur);
@@ -21,8 +21,9 @@ std::string value_of(__rlimit_resource resource) {
 std::string limit_behind(int error_number) {
   switch (error_number) {
     case EMFILE:
-      return formatted("a process may have {} open files (RLIMIT_NOFILE); raise it with `ulimit -n`",
-                       value_of(RLIMIT_NOFILE));
+      return formatted(
+          "a process may have {} open files (RLIMIT_NOFILE); raise it with `ulimit -n`",
+          value_of(RLIMIT_NOFILE));
     case ENFILE:
       return "the machine's limit on open files is reached; raise it with `sysctl fs.file-max`";
     case EFBIG:
@@ -36,8 +37,8 @@ std::string limit_behind(int error_number) {
 }
 
 Status cannot_start(std::string_view what, int error_number) {
-  std::string text = formatted("{} could not be started: {}", what,
-                               std::generic_category().message(error_number));
+  std::string text =
+      formatted("{} could not be started: {}", what, std::generic_category().message(error_number));
   if (error_number == EAGAIN)
     text += formatted(
         "; this user may have {} processes and threads (RLIMIT_NPROC): end some, or raise it with "

@@ -34,13 +34,12 @@ std::string_view to_string(StatusCode code) noexcept {
 
 Status Status::from_errno(std::string_view operation, std::string_view what, int error_number) {
   const bool exhausted = error_number == ENOMEM || error_number == ENOSPC ||
-                         error_number == EMFILE || error_number == ENFILE ||
-                         error_number == EFBIG;
+                         error_number == EMFILE || error_number == ENFILE || error_number == EFBIG;
   const std::string limit = limit_behind(error_number);
-  return {exhausted ? StatusCode::kNoSpace : StatusCode::kInternal,
-          formatted("{} failed for {}: {}{}{}", operation, what,
-                    std::generic_category().message(error_number), limit.empty() ? "" : "; ",
-                    limit)};
+  return {
+      exhausted ? StatusCode::kNoSpace : StatusCode::kInternal,
+      formatted("{} failed for {}: {}{}{}", operation, what,
+                std::generic_category().message(error_number), limit.empty() ? "" : "; ", limit)};
 }
 
 }  // namespace psplus

@@ -67,8 +67,8 @@ Status wait_until_started(pid_t starter, const std::string& server_path, Deadlin
   const int status = reap(starter);
   if (WIFSIGNALED(status))
     return {StatusCode::kPeerLost,
-            formatted("{} was ended by signal {} ({}) as it started", server_path,
-                      WTERMSIG(status), ::strsignal(WTERMSIG(status)))};
+            formatted("{} was ended by signal {} ({}) as it started", server_path, WTERMSIG(status),
+                      ::strsignal(WTERMSIG(status)))};
   switch (WEXITSTATUS(status)) {
     case kServerStarted:
       return {};
@@ -101,9 +101,8 @@ Result<wire::BootReply> start_server(const std::string& server_path, const std::
                                       &options.attributes, arguments, environ);
       error != 0) {
     if (error == EAGAIN || error == ENOMEM) return cannot_start(server_path, error);
-    return Status{StatusCode::kConfig,
-                  formatted("cannot run the server {}: {}; {}", server_path, std::strerror(error),
-                            kFix)};
+    return Status{StatusCode::kConfig, formatted("cannot run the server {}: {}; {}", server_path,
+                                                 std::strerror(error), kFix)};
   }
   theirs = UnixSocket{};  // so that a server that dies shows as end of file
   if (Status started = wait_until_started(starter, server_path, deadline); !started.ok())
