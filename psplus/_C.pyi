@@ -338,6 +338,8 @@ class DenseStream:
         """
     def pull_cut(self, params: Sequence[Tensor]) -> Observation:
         """Copy one cut, made between two batches, that contains all own pushes."""
+    def arrive(self) -> None:
+        """Stand at the next barrier() already, whose gates then do not wait for this worker."""
     def barrier(self) -> None:
         """Wait for all workers that have not closed this stream: the n-th calls match."""
     def step_vector(self) -> list[int]:

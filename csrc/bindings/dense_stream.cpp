@@ -167,6 +167,7 @@ void bind_dense_stream(py::module_& module) {
       .def("peek", &DenseStream::observation)
       .def("pull", &pull, py::arg("params"), py::arg("local_scale"))
       .def("pull_cut", &pull_cut, py::arg("params"))
+      .def("arrive", &DenseStream::arrive)
       .def("barrier", [](DenseStream& s) { run([&] { return s.barrier(); }); })
       .def("step_vector", &DenseStream::step_vector)
       .def(

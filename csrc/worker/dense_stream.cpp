@@ -187,10 +187,14 @@ std::vector<std::uint64_t> DenseStream::by_rank(const std::vector<std::uint64_t>
   return ranks;
 }
 
+void DenseStream::arrive() {
+  mail().barrier_arrived.store(barriers_ + 1, std::memory_order_seq_cst);
+  session_->ring();
+}
+
 Status DenseStream::barrier() {
   const std::uint64_t number = barriers_ + 1;
-  mail().barrier_arrived.store(number, std::memory_order_seq_cst);
-  session_->ring();
+  arrive();
   const Status passed = wait(
       "the other workers at a barrier",
       [&] { return mail().barrier_released.load(std::memory_order_acquire) >= number; },

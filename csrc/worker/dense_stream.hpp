@@ -149,6 +149,9 @@ class DenseStream {
   Status refresh();
   /// One state between two batches that contains all own pushes. Begins no snapshot.
   Status pull_cut(std::span<void* const> params);
+  /// Stands at the barrier from now on, so that gates do not wait for this worker, and returns at
+  /// once; the next barrier() waits at the same one. No pushes in between.
+  void arrive();
   Status barrier();
   Status close(nanoseconds timeout);
 

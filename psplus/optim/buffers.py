@@ -56,7 +56,7 @@ class SharedBuffers:
 
     After each step a worker pushes how far its floating-point buffers have moved, and goes on with
     its own; the server applies 1/N of it, so that it holds the mean of the workers' buffers, which
-    `pull()` takes. Integers, and what else has no mean, are rank 0's: `publish_integers()`.
+    `pull()` takes. Under BSP it applies the mean over those that made the step. Integers, and what else has no mean, are rank 0's: `publish_integers()`.
 
     Thread safety: none; one thread steps.
     """
@@ -87,9 +87,14 @@ class SharedBuffers:
         # The server divides by the workers of this stream.
         self._stream.publish(self._stream.peek().num_workers / max(1, num_workers))
 
-    def flush(self) -> None:
-        """Wait until own pushes are applied."""
+    def arrive(self) -> None:
+        """Wait until own pushes are applied, and let the others step without this worker."""
         self._stream.refresh()
+        self._stream.arrive()
+
+    def meet(self) -> None:
+        """Wait until all workers have arrived."""
+        self._stream.barrier()
 
     def publish(self) -> None:
         """Make all of this worker's buffers everybody's."""

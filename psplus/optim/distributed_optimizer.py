@@ -171,7 +171,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Collective over the workers that have not closed: the n-th calls match, and a worker that
         closes or dies counts as arrived. Buffers of the model become the mean over all workers,
-        integer ones rank 0's.
+        integer ones rank 0's. Under ``"bsp"`` a step moves them by the mean over those that made
+        it, which is the same unless some workers make fewer steps.
         """
         self._engine.synchronize()
 

@@ -200,8 +200,10 @@ class ServerEngine(Exclusive, Engine):
         with named_range("psplus.synchronize"):
             self._stream.refresh()  # own pushes are in before the others read
             if buffers is not None:
-                buffers.flush()
+                buffers.arrive()  # before the other barrier: who still steps pushes to both
             self._stream.barrier()
+            if buffers is not None:
+                buffers.meet()
             self._take_values()
             if buffers is not None and self._session.rank == 0:
                 buffers.publish_integers()

@@ -132,3 +132,43 @@ def test_evaluation_and_publish(workers: Workers) -> None:
     )
     for of_rank in found:
         assert torch.equal(of_rank["published"]["1.running_mean"], torch.full((4,), 5.0))
+
+
+def share_unevenly(steps: list[int]) -> dict[str, torch.Tensor]:
+    """What buffers are after ``steps[rank]`` steps and twice as many, with a meeting in between."""
+    rank = psplus.config.read().rank
+    model = make_model()
+    optimizer = psplus.wrap(torch.optim.SGD(model.parameters(), lr=0.0), "bsp", model=model)
+    for _ in range(2):
+        for step in range(steps[rank]):
+            optimizer.zero_grad()
+            model(batch(rank, step)).sum().backward()
+            optimizer.step()
+        optimizer.synchronize()
+    shared = buffers_of(model)
+    optimizer.close()
+    return shared
+
+
+@pytest.mark.parametrize("steps", [[2, 8], [3, 2], [1, 0, 4]])
+def test_bsp_moves_buffers_by_the_mean_of_those_that_step(
+    workers: Workers, steps: list[int]
+) -> None:
+    found = workers(share_unevenly, len(steps), steps=steps)
+    models = [make_model() for _ in steps]
+    shared = models[0][1].running_mean.double()
+    for _ in range(2):
+        for model in models:
+            model[1].running_mean.copy_(shared)
+        for step in range(max(steps)):
+            moved = []
+            for rank, model in enumerate(models):
+                if step < steps[rank]:
+                    before = model[1].running_mean.double()
+                    model(batch(rank, step))
+                    moved.append(model[1].running_mean.double() - before)
+            shared = shared + torch.stack(moved).mean(0)
+    for of_rank in found:
+        torch.testing.assert_close(
+            of_rank["1.running_mean"], shared.float(), rtol=1e-5, atol=1e-6
+        )
