@@ -1,238 +1,156 @@
+// How hosts meet, and what becomes of a group when a call fails.
+
 #include "c10d/hosts.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <exception>
+#include <map>
 #include <utility>
 
 #include "base/format.hpp"
-#include "base/futex.hpp"
-#include "c10d/buffers.hpp"
 #include "c10d/rendezvous.hpp"
 
 namespace psplus::pg {
 namespace {
 
-using collectives::Element;
-using collectives::ReduceSpec;
-using collectives::Reduction;
-
-constexpr Rank kLeader{0};  // among the ranks of a host
 constexpr const char* kYes = "yes";
+constexpr const char* kReason = "psplus/failed";
 
-milliseconds left(Deadline deadline) {
-  return std::max(milliseconds{1}, std::chrono::ceil<milliseconds>(
-                                       deadline.at_most(std::chrono::hours{24 * 365}).left()));
-}
-
-/// The tensor keeps the buffer, which Gloo may still use when we have given the call up.
-at::Tensor bytes_of(const Buffer& buffer) {
-  return at::from_blob(
-      buffer.data(), {static_cast<std::int64_t>(buffer.bytes())}, [buffer](void*) {}, at::kByte);
-}
-
-bool is_integer(Element element) {
-  return element != Element::boolean && element < Element::float16;
-}
-
-bool is_half(Element element) {
-  return element == Element::float16 || element == Element::bfloat16;
-}
+// A rank that is late is found out by its own host, so hosts wait for each other a little longer.
+constexpr milliseconds kOwnHostFirst{200};
+// How long to wait for the word of somebody who saw why a connection was closed. It takes a
+// liveness interval until a death is seen.
+constexpr milliseconds kReasonPatience = 3 * collectives::kLivenessInterval;
+// And who waits for what a speaker brings must not take the speaker for the one that is late.
+constexpr milliseconds kSpeakerFirst = kOwnHostFirst + kReasonPatience + milliseconds{100};
 
 }  // namespace
 
+Hosts::Places Hosts::sort(const std::vector<std::string>& ids, Rank rank) {
+  Places places{.hosts = {}, .host_of = {}, .place_of = {}, .rank = rank, .own = 0};
+  std::map<std::string, std::size_t> known;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::size_t host = known.emplace(ids[i], places.hosts.size()).first->second;
+    if (host == places.hosts.size()) places.hosts.emplace_back();
+    places.host_of.push_back(host);
+    places.place_of.push_back(static_cast<Rank>(places.hosts[host].size()));
+    places.hosts[host].push_back(static_cast<Rank>(i));
+  }
+  places.own = places.host_of[index(rank)];
+  return places;
+}
+
+/// Behind a connection to one rank of a host it may be any of that host's that is missing.
+std::vector<std::string> Hosts::names(const Places& places) {
+  std::vector<std::string> result;
+  for (std::size_t rank = 0; rank < places.host_of.size(); ++rank) {
+    std::vector<std::uint32_t> host;
+    for (const Rank other : places.hosts[places.host_of[rank]]) host.push_back(raw(other));
+    result.push_back(host.size() == 1 ? formatted("rank {}", rank)
+                                      : formatted("rank {} (on a host with ranks {})", rank,
+                                                  joined(host, ", ")));
+  }
+  return result;
+}
+
 Result<std::unique_ptr<Hosts>> Hosts::meet(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                            int size, const std::string& host_id,
-                                           const MakeLeaders& make_leaders, Deadline deadline) {
+                                           const MakeGloo& make_gloo, Deadline deadline) {
   write_key(*store, formatted("psplus/host/{}", rank), host_id);
-  std::vector<std::vector<int>> hosts;
   std::vector<std::string> ids;
-  for (int other = 0; other < size; ++other) {
-    const std::string id = read_key(*store, formatted("psplus/host/{}", other), deadline);
-    const auto found = std::find(ids.begin(), ids.end(), id);
-    const auto at = static_cast<std::size_t>(found - ids.begin());
-    if (found == ids.end()) {
-      ids.push_back(id);
-      hosts.emplace_back();
-    }
-    hosts[at].push_back(other);
-  }
-  if (hosts.size() == 1 || hosts.size() == static_cast<std::size_t>(size))
+  for (int other = 0; other < size; ++other)
+    ids.push_back(read_key(*store, formatted("psplus/host/{}", other), deadline));
+  Places places = sort(ids, static_cast<Rank>(rank));
+  if (places.hosts.size() == 1 || places.hosts.size() == ids.size())
     return std::unique_ptr<Hosts>{};
-  const auto own =
-      static_cast<std::size_t>(std::find(ids.begin(), ids.end(), host_id) - ids.begin());
-  const std::vector<int>& here = hosts[own];
-  const int place = static_cast<int>(std::find(here.begin(), here.end(), rank) - here.begin());
-  c10d::PrefixStore host_store{formatted("psplus-host-{}", own), store};
-  auto local = join_host(host_store, place, static_cast<int>(here.size()), host_id, deadline);
-  const auto together = [](std::size_t host) { return formatted("psplus/together/{}", host); };
-  if (place == 0) write_key(*store, together(own), local.ok() && *local ? kYes : "no");
+  const std::vector<Rank>& here = places.hosts[places.own];
+  const Rank place = places.place_of[static_cast<std::size_t>(rank)];
+  c10d::PrefixStore host_store{formatted("psplus-host-{}", places.own), store};
+  auto local = join_host(host_store, static_cast<int>(raw(place)), static_cast<int>(here.size()),
+                         host_id, deadline, here);
+  const auto key = [](std::size_t host) { return formatted("psplus/together/{}", host); };
+  if (place == Rank{0}) write_key(*store, key(places.own), local.ok() && *local ? kYes : "no");
   if (!local.ok()) return local.status();
   bool all = true;
-  for (std::size_t host = 0; host < hosts.size(); ++host)
-    all = read_key(*store, together(host), deadline) == kYes && all;
+  for (std::size_t host = 0; host < places.hosts.size(); ++host)
+    all = read_key(*store, key(host), deadline) == kYes && all;
   if (!all) return std::unique_ptr<Hosts>{};
-  BackendPtr leaders;
-  if (place == 0)
-    leaders = make_leaders(c10::make_intrusive<c10d::PrefixStore>("psplus-leaders", store),
-                           static_cast<int>(own), static_cast<int>(hosts.size()));
+  BackendPtr gloo = make_gloo(c10::make_intrusive<c10d::PrefixStore>("psplus-links", store));
   return std::unique_ptr<Hosts>{
-      new Hosts{std::move(hosts), own, size, std::move(*local), std::move(leaders)}};
+      new Hosts{std::move(places), store->clone(), std::move(*local), std::move(gloo)}};
 }
 
-/// Of a call within the host; the others' leaders wait in vain after its failure, so they are told.
-Status Hosts::placed(Status status) {
-  if (status.ok()) return status;
-  leaders_.reset();  // closes the connections
-  return {status.code(), formatted("among ranks {} of one host, here counted from 0: {}",
-                                   joined(hosts_[own_], ", "), status.message())};
+std::vector<Rank> Hosts::speakers(std::optional<Rank> root) const {
+  std::vector<Rank> result;
+  for (const std::vector<Rank>& host : places_.hosts) result.push_back(host.front());
+  if (root) result[places_.host_of[index(*root)]] = *root;
+  return result;
 }
 
-/// What leaders say to each other; when that fails, nothing can come of the call on this host.
-Status Hosts::lead(const std::function<void()>& talk) {
-  if (!leaders_) return {};
+/// Runs a call. After a failure nothing that was sent or received can be told from what comes
+/// later, so the group ends, here and, as connections close, everywhere.
+Status Hosts::together(const std::function<Status()>& call) {
+  if (!failure_.ok()) return failure_;
+  Status status{StatusCode::kInternal, "a collective was left by an exception"};
   try {
-    talk();
-  } catch (const std::exception& error) {
-    local_->abort();
-    leaders_.reset();
-    return {StatusCode::kPeerLost, formatted("between hosts: {}", error.what())};
+    status = call();
+  } catch (...) {
+    failure_ = std::move(status);
+    abort();
+    throw;
   }
-  return {};
+  if (status.ok()) return status;
+  failure_ = {status.code(), reason_for(status)};
+  if (const auto culprit = links_.culprit()) local_->give_up_for_outsider(status.code(), *culprit);
+  abort();
+  return failure_;
 }
 
-/// Gloo's own wait ends with its time-out only; this one also when this host's group is given up.
-void Hosts::await(const c10::intrusive_ptr<c10d::Work>& work, Deadline deadline) const {
-  const auto bell = std::make_shared<WakeWord>();
-  work->getFuture()->addCallback([bell](c10::ivalue::Future&) { notify(*bell); });
-  while (!wait_until(*bell, deadline.at_most(collectives::kLivenessInterval),
-                     [&] { return work->isCompleted(); })) {
-    throw_if_failed(local_->status());
-    TORCH_CHECK(!deadline.passed(), "timed out");
+/// The same on all ranks while they can reach the store: what was left there first. Whoever only
+/// saw that another host has gone lets those go first who may know why.
+std::string Hosts::reason_for(const Status& found) {
+  const StatusCode here = local_->status().code();
+  const bool seen = here != StatusCode::kOk && here != StatusCode::kClosed;
+  try {
+    if (!seen && !aborted_.load(std::memory_order_relaxed)) {
+      try {
+        return read_key(*store_, kReason, Deadline::after(kReasonPatience));
+      } catch (const std::exception&) {
+        // Nobody knows more.
+      }
+    }
+    return store_->compareSet(kReason, std::string{}, found.message());
+  } catch (const std::exception&) {
+    return found.message();  // the store may have been with the rank that is lost
   }
-  work->wait();
 }
 
-/// Each leader reduces a part, in the order of hosts, and collects the others' parts: as many bytes
-/// as a ring, and whatever the dtype the same arithmetic as within a host.
-void Hosts::reduce_among_leaders(void* data, std::size_t elements, const ReduceSpec& spec,
-                                 Deadline deadline) {
-  const std::size_t size = collectives::element_bytes(spec.element);
-  const std::size_t hosts = hosts_.size();
-  const std::size_t part = (elements + hosts - 1) / hosts;
-  const auto whole = static_cast<std::int64_t>(hosts * part * size);
-  at::Tensor mine = at::zeros({whole}, at::kByte);
-  at::Tensor theirs = at::empty({whole}, at::kByte);
-  std::memcpy(mine.data_ptr(), data, elements * size);
-  c10d::AllToAllOptions exchange;
-  exchange.timeout = left(deadline);
-  std::vector<std::int64_t> equal;
-  std::vector<std::int64_t> equal_too;
-  await(leaders_->alltoall_base(theirs, mine, equal, equal_too, exchange), deadline);
-
-  std::vector<const void*> sources;
-  for (std::size_t host = 0; host < hosts; ++host)
-    sources.push_back(static_cast<const std::byte*>(theirs.data_ptr()) + host * part * size);
-  at::Tensor reduced = at::empty({whole / static_cast<std::int64_t>(hosts)}, at::kByte);
-  const collectives::ReduceTerms terms{
-      .sources = sources.data(), .factors = nullptr, .count = hosts};
-  const auto between = spec.reduction == Reduction::premul_sum ? Reduction::sum : spec.reduction;
-  collectives::reduce_function(spec.element, between)(reduced.data_ptr(), terms, part);
-  c10d::AllgatherOptions collect;
-  collect.timeout = left(deadline);
-  await(leaders_->_allgather_base(mine, reduced, collect), deadline);
-  std::memcpy(data, mine.data_ptr(), elements * size);
+Status Hosts::exchange(std::span<const Links::Outgoing> sends,
+                       std::span<const Links::Incoming> receives, Deadline deadline,
+                       const std::function<Status()>& meanwhile) {
+  return links_.exchange(sends, receives, Deadline::after(deadline.left() + kOwnHostFirst),
+                         meanwhile);
 }
 
-Status Hosts::reduce_bytes(void* data, std::size_t elements, const ReduceSpec& spec,
-                           Deadline deadline) {
-  if (Status status = collectives::reduce(*local_, kLeader, data, data, elements, spec, deadline);
-      !status.ok())
-    return placed(std::move(status));
-  if (elements != 0)
-    if (Status status = lead([&] { reduce_among_leaders(data, elements, spec, deadline); });
-        !status.ok())
-      return status;
-  return placed(collectives::broadcast(
-      *local_, kLeader, data, elements * collectives::element_bytes(spec.element), deadline));
+Status Hosts::spread(Rank speaker, void* data, std::size_t bytes, Deadline deadline) {
+  return collectives::broadcast(*local_, place(speaker), data, bytes,
+                                Deadline::after(deadline.left() + kSpeakerFirst));
 }
 
-Status Hosts::all_reduce(const at::Tensor& tensor, const ReduceSpec& spec, Deadline deadline) {
-  ReduceSpec sum = spec;
-  const bool average = spec.reduction == Reduction::avg;
-  if (average) sum.reduction = Reduction::sum;
-  if (average && is_integer(spec.element)) {  // a sum of small integers may not fit into them
-    sum.element = Element::int64;
-    const at::Tensor wide = tensor.to(at::kLong).contiguous();
-    const auto elements = static_cast<std::size_t>(wide.numel());
-    if (Status status = reduce_bytes(wide.data_ptr(), elements, sum, deadline); !status.ok())
-      return status;
-    at::Tensor{tensor}.copy_(at::div(wide, size_, "trunc"));
-    return {};
-  }
-  const bool divided_before = average && is_half(spec.element);  // nor do sums of 16-bit floats
-  if (divided_before) {
-    sum.reduction = Reduction::premul_sum;
-    sum.factor = 1.0 / size_;
-  }
-  const Buffer buffer = Buffer::of(tensor);
-  Status status = reduce_bytes(buffer.data(), buffer.elements(), sum, deadline);
-  if (!status.ok()) return status;
-  if (average && !divided_before) buffer.plain().div_(size_);
-  buffer.write_back();
-  return {};
+void Hosts::abort() noexcept {
+  aborted_.store(true, std::memory_order_relaxed);  // spares reason_for() a wait; no more
+  local_->abort();
+  links_.close();
 }
-
-Status Hosts::broadcast(int root, const at::Tensor& tensor, Deadline deadline) {
-  const auto on = static_cast<std::size_t>(std::find_if(hosts_.begin(), hosts_.end(),
-                                                        [&](const std::vector<int>& host) {
-                                                          return std::find(host.begin(), host.end(),
-                                                                           root) != host.end();
-                                                        }) -
-                                           hosts_.begin());
-  const std::vector<int>& theirs = hosts_[on];
-  const auto place =
-      static_cast<Rank>(std::find(theirs.begin(), theirs.end(), root) - theirs.begin());
-  const bool sends = on == own_ && place == local_->rank();
-  const Buffer buffer = sends ? Buffer::of(tensor) : Buffer::for_output(tensor);
-  // The root's host has it all before its leader passes it on, which the others need not wait for.
-  const auto within_host = [&](Rank from) {
-    return placed(collectives::broadcast(*local_, from, buffer.data(), buffer.bytes(), deadline));
-  };
-  if (on == own_)
-    if (Status status = within_host(place); !status.ok()) return status;
-  Status status = lead([&] {
-    if (buffer.bytes() == 0) return;
-    std::vector<at::Tensor> bytes{bytes_of(buffer)};
-    c10d::BroadcastOptions options;
-    options.rootRank = static_cast<std::int64_t>(on);
-    options.timeout = left(deadline);
-    await(leaders_->broadcast(bytes, options), deadline);
-  });
-  if (status.ok() && on != own_) status = within_host(kLeader);
-  if (status.ok() && !sends) buffer.write_back();
-  return status;
-}
-
-Status Hosts::barrier(Deadline deadline) {
-  if (Status status = collectives::barrier(*local_, deadline); !status.ok())
-    return placed(std::move(status));
-  c10d::BarrierOptions options;
-  options.timeout = left(deadline);
-  if (Status status = lead([&] { await(leaders_->barrier(options), deadline); }); !status.ok())
-    return status;
-  return placed(collectives::barrier(*local_, deadline));
-}
-
-void Hosts::abort() noexcept { local_->abort(); }
 
 void Hosts::leave() noexcept {
   local_->leave();
-  leaders_.reset();
+  links_.close();
 }
 
 void Hosts::forget() noexcept {
   local_->forget();
-  (void)leaders_.release();
+  links_.forget();
 }
 
 }  // namespace psplus::pg

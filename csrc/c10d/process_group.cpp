@@ -47,16 +47,13 @@ ProcessGroupPSPlus::ProcessGroupPSPlus(Setup setup)
 
 void ProcessGroupPSPlus::join_hosts() {
   gloo_ = setup_.make_gloo(setup_);
-  const auto make_leaders = [this](const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                   int size) {
-    Setup leaders = setup_;
-    leaders.store = store;
-    leaders.rank = rank;
-    leaders.size = size;
-    return setup_.make_gloo(leaders);
+  const auto make_another = [this](const c10::intrusive_ptr<c10d::Store>& store) {
+    Setup another = setup_;
+    another.store = store;
+    return setup_.make_gloo(another);
   };
   hosts_ = value_or_throw(Hosts::meet(setup_.store, setup_.rank, setup_.size, setup_.host_id,
-                                      make_leaders, Deadline::after(setup_.timeout)));
+                                      make_another, Deadline::after(setup_.timeout)));
 }
 
 ProcessGroupPSPlus::~ProcessGroupPSPlus() {
@@ -110,7 +107,7 @@ c10d::Backend& ProcessGroupPSPlus::nccl() {
 
 c10d::Backend* ProcessGroupPSPlus::inner_for(const at::Device& device) {
   check_process();
-  if (device.is_cpu()) return gloo_.get();
+  if (device.is_cpu()) return hosts_ ? nullptr : gloo_.get();
   TORCH_CHECK_VALUE(device.is_cuda(), "psplus handles tensors on the CPU and on CUDA devices, not ",
                     device);
   c10d::Backend& inner = nccl();
@@ -120,10 +117,9 @@ c10d::Backend* ProcessGroupPSPlus::inner_for(const at::Device& device) {
   return &inner;
 }
 
-c10d::Backend* ProcessGroupPSPlus::inner_unless_by_host(const at::Tensor& tensor) {
-  c10d::Backend* const inner = inner_for(tensor.device());
-  const bool by_host = hosts_ && tensor.device().is_cpu() && tensor.layout() == at::kStrided;
-  return by_host ? nullptr : inner;
+c10d::Backend* ProcessGroupPSPlus::inner_for_messages(const at::Device& device) {
+  check_process();
+  return device.is_cpu() ? gloo_.get() : inner_for(device);
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::note(WorkPtr work) {
@@ -196,7 +192,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::start_message(
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::send(Tensors& tensors, int to, int tag) {
   const at::Tensor& tensor = only_one(tensors, "send");
-  if (auto* inner = inner_for(tensor.device())) return note(inner->send(tensors, to, tag));
+  if (auto* inner = inner_for_messages(tensor.device())) return note(inner->send(tensors, to, tag));
   const auto work = make_message(OpType::SEND, "psplus:send", tensors);
   const Buffer buffer = Buffer::of(tensor);
   host_->messages.send(static_cast<Rank>(to), collectives::Tag{tag}, buffer.data(), buffer.bytes(),
@@ -233,13 +229,15 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::receive(std::optional<Rank> from
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recv(Tensors& tensors, int from, int tag) {
   const at::Tensor& tensor = only_one(tensors, "recv");
-  if (auto* inner = inner_for(tensor.device())) return note(inner->recv(tensors, from, tag));
+  if (auto* inner = inner_for_messages(tensor.device()))
+    return note(inner->recv(tensors, from, tag));
   return receive(static_cast<Rank>(from), tensors, tag, OpType::RECV);
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recvAnysource(Tensors& tensors, int tag) {
   const at::Tensor& tensor = only_one(tensors, "recv");
-  if (auto* inner = inner_for(tensor.device())) return note(inner->recvAnysource(tensors, tag));
+  if (auto* inner = inner_for_messages(tensor.device()))
+    return note(inner->recvAnysource(tensors, tag));
   return receive(std::nullopt, tensors, tag, OpType::RECVANYSOURCE);
 }
 

@@ -21,10 +21,10 @@ namespace psplus::pg {
 
 /// The process group behind init_process_group("psplus").
 ///
-/// CPU tensors travel through shared memory when all ranks share a host, else through an inner Gloo
-/// group; all_reduce, broadcast and barrier then go by host where hosts have several ranks. CUDA
-/// tensors through an inner NCCL group, made when the first one comes. Collectives on CPU tensors
-/// run in the order submitted; sends and receives beside them.
+/// CPU tensors travel through shared memory when all ranks share a host; when hosts have several
+/// ranks each, collectives through shared memory within hosts and Gloo between them; else through
+/// an inner Gloo group. CUDA tensors through an inner NCCL group, made when the first one comes.
+/// Collectives on CPU tensors run in the order submitted; sends and receives beside them.
 ///
 /// Thread safety: every method from any thread; collectives must be submitted in the same order on
 /// all ranks. In a forked child every call throws, and destruction only drops what is the child's.
@@ -135,11 +135,11 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   void check_process() const { throw_if_forked(owner_, getRank()); }
   void drop_in_child() noexcept;
   void join_hosts();
-  /// The inner group for such tensors; null for shared memory. Throws for other devices, and in a
-  /// forked child.
+  /// The inner group for collectives on such tensors; null for our own, through shared memory or by
+  /// host. Throws for other devices, and in a forked child.
   c10d::Backend* inner_for(const at::Device& device);
-  /// The same for a collective that goes by host where that helps.
-  c10d::Backend* inner_unless_by_host(const at::Tensor& tensor);
+  /// The same for sends and receives, which between hosts are Gloo's.
+  c10d::Backend* inner_for_messages(const at::Device& device);
   c10d::Backend& nccl();
   WorkPtr submit(Submission submission, const Tensors& inputs, GroupWork::Body body);
   WorkPtr note(WorkPtr work);
@@ -148,9 +148,13 @@ class ProcessGroupPSPlus final : public c10d::Backend {
                                              const Tensors& tensors);
   WorkPtr start_message(const c10::intrusive_ptr<GroupWork>& work);
   [[nodiscard]] collectives::Group& group() const { return *host_->group; }
+  [[nodiscard]] std::size_t ranks() const { return static_cast<std::size_t>(getSize()); }
+  [[nodiscard]] bool is_own(Rank rank) const { return static_cast<int>(raw(rank)) == getRank(); }
   [[nodiscard]] milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
 
   // Bodies of what several overrides share; they run on the executor.
+  Status gather_buffers(const Buffers& outs, const Buffer& in, Deadline deadline);
+  Status exchange_buffers(const Buffers& ins, const Buffers& outs, Deadline deadline);
   Status gather_all(const Tensors& outputs, const at::Tensor& input, Deadline deadline);
   Status gather_into(const at::Tensor& output, const at::Tensor& input, Deadline deadline);
   Status scatter_reduced(const at::Tensor& output, const Tensors& inputs,
@@ -166,7 +170,7 @@ class ProcessGroupPSPlus final : public c10d::Backend {
   const Setup setup_;
   std::shared_ptr<Host> host_;
   BackendPtr gloo_;
-  std::shared_ptr<Hosts> hosts_;  // beside gloo_, for what goes by host
+  std::shared_ptr<Hosts> hosts_;  // beside gloo_, for collectives
 
   std::mutex mutex_;  // guards all below but the executor; taken alone
   milliseconds timeout_;

@@ -74,17 +74,17 @@ void check_splits(const std::vector<std::int64_t>& splits, const at::Tensor& ten
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::broadcast(Tensors& tensors,
                                                           const c10d::BroadcastOptions& opts) {
   at::Tensor& tensor = only_one(tensors, "broadcast");
-  if (auto* inner = inner_unless_by_host(tensor)) return note(inner->broadcast(tensors, opts));
+  if (auto* inner = inner_for(tensor.device())) return note(inner->broadcast(tensors, opts));
   check_dense(tensor, "broadcast");
   const Rank root = root_of(opts.rootRank, getSize(), "broadcast");
   return submit({OpType::BROADCAST, "psplus:broadcast", tensors, opts.timeout, opts.asyncOp},
                 tensors, [this, tensor, root](Deadline deadline) {
-                  if (hosts_)
-                    return hosts_->broadcast(static_cast<int>(raw(root)), tensor, deadline);
-                  const bool sends = group().rank() == root;
+                  const bool sends = is_own(root);
                   const Buffer buffer = sends ? Buffer::of(tensor) : Buffer::for_output(tensor);
-                  Status status = collectives::broadcast(group(), root, buffer.data(),
-                                                         buffer.bytes(), deadline);
+                  Status status =
+                      hosts_ ? hosts_->broadcast(root, buffer.data(), buffer.bytes(), deadline)
+                             : collectives::broadcast(group(), root, buffer.data(), buffer.bytes(),
+                                                      deadline);
                   if (status.ok() && !sends) buffer.write_back();
                   return status;
                 });
@@ -103,7 +103,7 @@ Status ProcessGroupPSPlus::reduce_all(const at::Tensor& tensor, const ReduceSpec
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce(Tensors& tensors,
                                                           const c10d::AllreduceOptions& opts) {
   at::Tensor& tensor = only_one(tensors, "all_reduce");
-  if (auto* inner = inner_unless_by_host(tensor)) return note(inner->allreduce(tensors, opts));
+  if (auto* inner = inner_for(tensor.device())) return note(inner->allreduce(tensors, opts));
   if (tensor.layout() == at::kSparse) return allreduce_sparse(tensors, opts);
   check_dense(tensor, "all_reduce");
   const ReduceSpec spec = to_spec(opts.reduceOp, tensor.scalar_type());
@@ -115,7 +115,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce(Tensors& tensors,
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   TORCH_CHECK_VALUE(!tensors.empty(), "psplus all_reduce_coalesced: no tensors given");
-  if (auto* inner = inner_unless_by_host(tensors[0]))
+  if (auto* inner = inner_for(tensors[0].device()))
     return note(inner->allreduce_coalesced(tensors, opts));
   std::vector<ReduceSpec> specs;
   for (const at::Tensor& tensor : tensors) {
@@ -185,32 +185,36 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::reduce(Tensors& tensors,
   const ReduceSpec spec = to_spec(opts.reduceOp, tensor.scalar_type());
   return submit({OpType::REDUCE, "psplus:reduce", tensors, opts.timeout, opts.asyncOp}, tensors,
                 [this, tensor, root, spec](Deadline deadline) {
+                  if (hosts_) return hosts_->reduce(root, tensor, spec, deadline);
                   const Buffer buffer = Buffer::of(tensor);
                   Status status = collectives::reduce(group(), root, buffer.data(), buffer.data(),
                                                       buffer.elements(), spec, deadline);
-                  if (status.ok() && group().rank() == root) buffer.write_back();
+                  if (status.ok() && is_own(root)) buffer.write_back();
                   return status;
                 });
+}
+
+Status ProcessGroupPSPlus::gather_buffers(const Buffers& outs, const Buffer& in,
+                                          Deadline deadline) {
+  Status status =
+      hosts_ ? hosts_->all_gather(in.data(), outs.pointers(), outs.bytes(), deadline)
+             : collectives::all_gather(group(), in.data(), outs.pointers(), outs.bytes(), deadline);
+  if (status.ok()) outs.write_back();
+  return status;
 }
 
 Status ProcessGroupPSPlus::gather_all(const Tensors& outputs, const at::Tensor& input,
                                       Deadline deadline) {
   const Buffer in = Buffer::of(input);
   const Buffers outs = Buffers::for_output(outputs);
-  Status status =
-      collectives::all_gather(group(), in.data(), outs.pointers(), outs.bytes(), deadline);
-  if (status.ok()) outs.write_back();
-  return status;
+  return gather_buffers(outs, in, deadline);
 }
 
 Status ProcessGroupPSPlus::gather_into(const at::Tensor& output, const at::Tensor& input,
                                        Deadline deadline) {
   const Buffer in = Buffer::of(input);
-  const Buffers outs = Buffers::slices(Buffer::for_output(output), output, {}, group().size());
-  Status status =
-      collectives::all_gather(group(), in.data(), outs.pointers(), outs.bytes(), deadline);
-  if (status.ok()) outs.write_back();
-  return status;
+  const Buffers outs = Buffers::slices(Buffer::for_output(output), output, {}, ranks());
+  return gather_buffers(outs, in, deadline);
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::allgather(TensorLists& outputs, Tensors& inputs,
@@ -292,7 +296,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::gather(TensorLists& outputs, Ten
   check_dense(input, "gather");
   const Rank root = root_of(opts.rootRank, getSize(), "gather");
   Tensors list;
-  if (group().rank() == root) {
+  if (is_own(root)) {
     list = only_one(outputs, "gather");
     check_count(list.size(), getSize(), "gather");
     for (const at::Tensor& tensor : list) check_same(tensor, input, "gather");
@@ -303,8 +307,11 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::gather(TensorLists& outputs, Ten
                 [this, list, input, root](Deadline deadline) {
                   const Buffer in = Buffer::of(input);
                   const Buffers outs = Buffers::for_output(list);
-                  Status status = collectives::gather(group(), root, in.data(), outs.pointers(),
-                                                      in.bytes(), deadline);
+                  Status status =
+                      hosts_
+                          ? hosts_->gather(root, in.data(), outs.pointers(), in.bytes(), deadline)
+                          : collectives::gather(group(), root, in.data(), outs.pointers(),
+                                                in.bytes(), deadline);
                   if (status.ok()) outs.write_back();
                   return status;
                 });
@@ -317,7 +324,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::scatter(Tensors& outputs, Tensor
   check_dense(output, "scatter");
   const Rank root = root_of(opts.rootRank, getSize(), "scatter");
   Tensors list;
-  if (group().rank() == root) {
+  if (is_own(root)) {
     list = only_one(inputs, "scatter");
     check_count(list.size(), getSize(), "scatter");
     for (const at::Tensor& tensor : list) check_same(tensor, output, "scatter");
@@ -328,8 +335,10 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::scatter(Tensors& outputs, Tensor
                 [this, list, output, root](Deadline deadline) {
                   const Buffers ins = Buffers::of(list);
                   const Buffer out = Buffer::for_output(output);
-                  Status status = collectives::scatter(group(), root, ins.const_pointers(),
-                                                       out.data(), out.bytes(), deadline);
+                  Status status = hosts_ ? hosts_->scatter(root, ins.const_pointers(), out.data(),
+                                                           out.bytes(), deadline)
+                                         : collectives::scatter(group(), root, ins.const_pointers(),
+                                                                out.data(), out.bytes(), deadline);
                   if (status.ok()) out.write_back();
                   return status;
                 });
@@ -337,6 +346,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::scatter(Tensors& outputs, Tensor
 
 Status ProcessGroupPSPlus::scatter_reduced(const at::Tensor& output, const Tensors& inputs,
                                            const ReduceSpec& spec, Deadline deadline) {
+  if (hosts_) return hosts_->reduce_scatter(inputs, output, spec, deadline);
   const Buffers ins = Buffers::of(inputs);
   const Buffer out = Buffer::for_output(output);
   Status status = collectives::reduce_scatter(
@@ -348,7 +358,12 @@ Status ProcessGroupPSPlus::scatter_reduced(const at::Tensor& output, const Tenso
 
 Status ProcessGroupPSPlus::scatter_reduced_from(const at::Tensor& output, const at::Tensor& input,
                                                 const ReduceSpec& spec, Deadline deadline) {
-  const Buffers ins = Buffers::slices(Buffer::of(input), input, {}, group().size());
+  const Buffer whole = Buffer::of(input);
+  if (hosts_)
+    return hosts_->reduce_scatter(
+        whole.plain().reshape({getSize(), input.numel() / getSize()}).unbind(0), output, spec,
+        deadline);
+  const Buffers ins = Buffers::slices(whole, input, {}, ranks());
   const Buffer out = Buffer::for_output(output);
   Status status = collectives::reduce_scatter(
       group(), ins.const_pointers(), ins.elements(collectives::element_bytes(spec.element)),
@@ -412,6 +427,16 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::reduce_scatter_tensor_coalesced(
                 });
 }
 
+Status ProcessGroupPSPlus::exchange_buffers(const Buffers& ins, const Buffers& outs,
+                                            Deadline deadline) {
+  Status status = hosts_ ? hosts_->all_to_all(ins.const_pointers(), ins.bytes(), outs.pointers(),
+                                              outs.bytes(), deadline)
+                         : collectives::all_to_all(group(), ins.const_pointers(), ins.bytes(),
+                                                   outs.pointers(), outs.bytes(), deadline);
+  if (status.ok()) outs.write_back();
+  return status;
+}
+
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::alltoall_base(
     at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
     std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
@@ -421,17 +446,14 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::alltoall_base(
                    "psplus all_to_all_single: tensors differ in dtype");
   check_splits(output_splits, output, getSize(), "output");
   check_splits(input_splits, input, getSize(), "input");
-  return submit(
-      {OpType::ALLTOALL_BASE, "psplus:all_to_all", {output}, opts.timeout, opts.asyncOp}, {input},
-      [this, output, input, output_splits, input_splits](Deadline deadline) {
-        const Buffers ins = Buffers::slices(Buffer::of(input), input, input_splits, group().size());
-        const Buffers outs =
-            Buffers::slices(Buffer::for_output(output), output, output_splits, group().size());
-        Status status = collectives::all_to_all(group(), ins.const_pointers(), ins.bytes(),
-                                                outs.pointers(), outs.bytes(), deadline);
-        if (status.ok()) outs.write_back();
-        return status;
-      });
+  return submit({OpType::ALLTOALL_BASE, "psplus:all_to_all", {output}, opts.timeout, opts.asyncOp},
+                {input}, [this, output, input, output_splits, input_splits](Deadline deadline) {
+                  const Buffers ins =
+                      Buffers::slices(Buffer::of(input), input, input_splits, ranks());
+                  const Buffers outs =
+                      Buffers::slices(Buffer::for_output(output), output, output_splits, ranks());
+                  return exchange_buffers(ins, outs, deadline);
+                });
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::alltoall(Tensors& outputs, Tensors& inputs,
@@ -446,11 +468,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::alltoall(Tensors& outputs, Tenso
                 inputs, [this, outputs, inputs](Deadline deadline) {
                   const Buffers ins = Buffers::of(inputs);
                   const Buffers outs = Buffers::for_output(outputs);
-                  Status status =
-                      collectives::all_to_all(group(), ins.const_pointers(), ins.bytes(),
-                                              outs.pointers(), outs.bytes(), deadline);
-                  if (status.ok()) outs.write_back();
-                  return status;
+                  return exchange_buffers(ins, outs, deadline);
                 });
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -113,10 +114,12 @@ void write_key(c10d::Store& store, const std::string& key, const std::string& va
 }
 
 Result<std::unique_ptr<Group>> join_host(c10d::Store& store, int rank, int size,
-                                         const std::string& host_id, Deadline deadline) {
+                                         const std::string& host_id, Deadline deadline,
+                                         std::vector<Rank> names) {
   auto group = rank == 0 ? lead(store, size, host_id, deadline)
                          : follow(store, rank, size, host_id, deadline);
   if (!group.ok() || !*group) return group;
+  (*group)->call_ranks(std::move(names));
   if (Status status = (*group)->connect(deadline); !status.ok()) return status;
   return group;
 }

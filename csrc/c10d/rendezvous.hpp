@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "c10d/torch_compat.hpp"
@@ -20,10 +21,12 @@ void write_key(c10d::Store& store, const std::string& key, const std::string& va
 /// that lies in it. Whoever has the same `host_id`, can open it and reads the nonce shares the
 /// host; nothing is taken from LOCAL_WORLD_SIZE or addresses, which containers and launchers set as
 /// they like. @return null when some rank is elsewhere, the same answer on all ranks.
+/// `names`, if any, are what the group's messages call its ranks.
 /// Errors: as the store throws; kTimeout naming a rank; kNoSpace on all ranks alike.
 [[nodiscard]] Result<std::unique_ptr<collectives::Group>> join_host(c10d::Store& store, int rank,
                                                                     int size,
                                                                     const std::string& host_id,
-                                                                    Deadline deadline);
+                                                                    Deadline deadline,
+                                                                    std::vector<Rank> names = {});
 
 }  // namespace psplus::pg

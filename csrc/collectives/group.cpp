@@ -21,6 +21,8 @@ std::size_t usable_cores() {
   return static_cast<std::size_t>(CPU_COUNT(&set));
 }
 
+constexpr std::uint64_t kOutsider = std::uint64_t{1} << 62;
+
 // The abort word: code in bits 0-7, who gave up in 8-31, because of whom in 32-55, bit 63 set.
 std::uint64_t pack(StatusCode code, Rank by, Rank peer) {
   return std::uint64_t{1} << 63 | std::uint64_t{raw(peer)} << 32 | std::uint64_t{raw(by)} << 8 |
@@ -28,8 +30,8 @@ std::uint64_t pack(StatusCode code, Rank by, Rank peer) {
 }
 
 StatusCode code_of(std::uint64_t word) { return static_cast<StatusCode>(word & 0xff); }
-std::uint64_t by_of(std::uint64_t word) { return word >> 8 & 0xff'ffff; }
-std::uint64_t peer_of(std::uint64_t word) { return word >> 32 & 0xff'ffff; }
+Rank by_of(std::uint64_t word) { return static_cast<Rank>(word >> 8 & 0xff'ffff); }
+Rank peer_of(std::uint64_t word) { return static_cast<Rank>(word >> 32 & 0xff'ffff); }
 
 }  // namespace
 
@@ -80,7 +82,7 @@ Status Group::connect(Deadline deadline) {
     if (!there)
       return give_up(StatusCode::kTimeout, static_cast<Rank>(peer),
                      formatted("rank {} timed out waiting for rank {} to attach to the group",
-                               raw(rank_), peer));
+                               called(rank_), called(static_cast<Rank>(peer))));
     auto process = open_pidfd(words.pid.load(std::memory_order_relaxed));
     if (process.ok()) processes[peer] = std::move(*process);
   }
@@ -120,22 +122,29 @@ Status Group::give_up(StatusCode code, Rank peer, std::string_view what) {
   return {code, std::string{what}};
 }
 
+void Group::give_up_for_outsider(StatusCode code, Rank outsider) noexcept {
+  std::uint64_t none = 0;
+  memory_.header().aborted.compare_exchange_strong(none, pack(code, rank_, outsider) | kOutsider);
+  wake_all();
+}
+
 Status Group::status() const {
   const std::uint64_t word = memory_.header().aborted.load(std::memory_order_acquire);
   if (word == 0) return {};
   const StatusCode code = code_of(word);
-  const std::uint64_t by = by_of(word);
+  const std::uint32_t by = called(by_of(word));
+  const std::uint32_t peer = (word & kOutsider) != 0 ? raw(peer_of(word)) : called(peer_of(word));
   switch (code) {
     case StatusCode::kTimeout:
-      return {code, formatted("the group was given up: rank {} timed out waiting for rank {}", by,
-                              peer_of(word))};
+      return {code,
+              formatted("the group was given up: rank {} timed out waiting for rank {}", by, peer)};
     case StatusCode::kPeerLost:
-      return {code, formatted("the group was given up: rank {} found that rank {} is lost", by,
-                              peer_of(word))};
+      return {code,
+              formatted("the group was given up: rank {} found that rank {} is lost", by, peer)};
     case StatusCode::kLayoutMismatch:
       return {code,
               formatted("the group was given up: rank {} and rank {} called different collectives",
-                        by, peer_of(word))};
+                        by, peer)};
     case StatusCode::kClosed:
       return {code, formatted("the group was aborted by rank {}", by)};
     case StatusCode::kOk:
@@ -149,7 +158,7 @@ Status Group::status() const {
 }
 
 std::string Group::describe(Rank peer) const {
-  return formatted("rank {} (process {})", raw(peer),
+  return formatted("rank {} (process {})", called(peer),
                    memory_.words(index(peer)).pid.load(std::memory_order_relaxed));
 }
 
@@ -208,9 +217,9 @@ Status Group::await_slowly(Rank peer, const std::atomic<std::uint64_t>& word, st
       return give_up(StatusCode::kPeerLost, peer, formatted("{} during {}", *lost, call));
     }
     if (deadline.passed())
-      return give_up(
-          StatusCode::kTimeout, peer,
-          formatted("{} on rank {}: Timed out waiting for {}", call, raw(rank_), describe(peer)));
+      return give_up(StatusCode::kTimeout, peer,
+                     formatted("{} on rank {}: Timed out waiting for {}", call, called(rank_),
+                               describe(peer)));
   }
 }
 

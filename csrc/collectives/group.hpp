@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -53,6 +54,14 @@ class Group {
   /// ok, or why the group was given up.
   [[nodiscard]] Status status() const;
 
+  /// What messages call the ranks, in their order, when the group is a part of a larger one. Before
+  /// the first call.
+  void call_ranks(std::vector<Rank> names) { names_ = std::move(names); }
+  /// A rank as messages call it.
+  [[nodiscard]] std::uint32_t called(Rank rank) const {
+    return raw(names_.empty() ? rank : names_.at(index(rank)));
+  }
+
   [[nodiscard]] Rank rank() const noexcept { return rank_; }
   [[nodiscard]] std::size_t size() const noexcept { return memory_.size(); }
   [[nodiscard]] const GroupMemory& memory() const noexcept { return memory_; }
@@ -83,6 +92,10 @@ class Group {
   /// Aborts the group because of `peer`, unless it is already, and returns the reason that counts.
   Status give_up(StatusCode code, Rank peer, std::string_view what);
 
+  /// Aborts the group because of a rank of the larger one that is none of this group's; messages
+  /// call it by its own number. No effect on a group that is aborted already.
+  void give_up_for_outsider(StatusCode code, Rank outsider) noexcept;
+
   /// How long a wait may look before it sleeps; zero when ranks exceed cores.
   [[nodiscard]] nanoseconds spin() const noexcept { return spin_; }
 
@@ -107,6 +120,7 @@ class Group {
   Rank rank_;
   nanoseconds spin_;
   std::vector<UniqueFd> processes_;  // by rank, from connect() on; empty for a lost one
+  std::vector<Rank> names_;          // by rank; empty when they are called by their numbers
 };
 
 /// What a rank of a group looks at again at least this often while it sleeps: whether the one it

@@ -102,7 +102,8 @@ Status all_to_all(Group& group, std::span<const void* const> ins,
         return group.give_up(StatusCode::kLayoutMismatch, peer,
                              formatted("all_to_all: rank {} sends {} bytes to rank {}, which "
                                        "expects {}",
-                                       raw(peer), whole, mine, out_bytes[index(peer)]));
+                                       group.called(peer), whole, group.called(group.rank()),
+                                       out_bytes[index(peer)]));
       place_piece(outs[index(peer)], place + kCacheLine, whole, round, piece);
     }
     passage.release(round);

@@ -94,7 +94,7 @@ Status Passage::check_call(Rank peer) {
       StatusCode::kLayoutMismatch, peer,
       formatted("rank {} called {} while rank {} called {}; all ranks of a group must call the "
                 "same collectives in the same order",
-                raw(group_.rank()), describe(ours, call_.bytes), raw(peer),
+                group_.called(group_.rank()), describe(ours, call_.bytes), group_.called(peer),
                 describe(theirs.call, theirs.bytes)));
 }
 

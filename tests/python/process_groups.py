@@ -8,8 +8,13 @@ import torch
 import torch.distributed as dist
 
 
-def begin(store: str | int, seconds: float = 30.0) -> tuple[int, int]:
+def begin(store: str | int, seconds: float = 30.0, placement: str = "") -> tuple[int, int]:
     """Join the group "psplus" that meets at ``store``: a TCP port, a URL or a file.
+
+    Args:
+        store: Where the ranks meet.
+        seconds: Time-out of calls.
+        placement: Each rank's host, a character a rank; all share one without it.
 
     Returns:
         This process's rank and the group's size.
@@ -19,6 +24,8 @@ def begin(store: str | int, seconds: float = 30.0) -> tuple[int, int]:
     _psplus_entry.register()
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if placement:
+        os.environ["PSPLUS_HOST_ID"] = f"host {placement[rank]}"
     where: dict[str, Any]
     if isinstance(store, int):
         where = {"store": dist.TCPStore("127.0.0.1", store, size, False)}
