@@ -1,10 +1,12 @@
 """PyTorch's own DistributedTest suite on the CPU, under "psplus", as stand-in for Gloo, or Gloo.
 
-    python tests/conformance/distributed_suite.py SIDE [--ranks N] [--only PATTERN]... [--out FILE]
+    python tests/conformance/distributed_suite.py SIDE [--ranks N] [--per-host N]
+                                                  [--only PATTERN]... [--out FILE]
 
 SIDE is ``psplus`` (by that name; the suite gates many tests on names it knows), ``stand-in``
 (psplus's groups where the suite asks for "gloo") or ``gloo`` (what it is compared with). Prints a
-line a test that does not pass, and counts; ``--out`` writes one JSON object with all outcomes.
+line a test that does not pass, and counts; ``--out`` writes one JSON object with all outcomes. With
+``--per-host`` the ranks of psplus's groups take each other to be on several hosts, with so many on each.
 
 Each test runs in forked processes, so torch is imported once for all.
 """
@@ -80,6 +82,20 @@ def stand_in_for_gloo() -> None:
     distributed_test.get_profiling_event = get_our_event
 
 
+def place_on_hosts(per_host: int) -> None:
+    """Give the ranks of each group of ours hosts by their numbers."""
+    from psplus import distributed
+    from psplus.distributed import creator
+
+    create = creator.create
+
+    def create_there(options: Any, pg_options: Any = None) -> Any:
+        os.environ["PSPLUS_HOST_ID"] = f"host {options.group_rank // per_host}"
+        return create(options, pg_options)
+
+    creator.create = distributed.create = create_there
+
+
 def make_case() -> type[unittest.TestCase]:
     """The suite with forked processes."""
     import torch
@@ -139,12 +155,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("side", choices=SIDES)
     parser.add_argument("--ranks", type=int, default=4, help="with fewer than 8 some are skipped")
+    parser.add_argument("--per-host", type=int, help="ranks on a host (default: all)")
     parser.add_argument("--only", action="append", default=[], help="pattern of test names")
     parser.add_argument("--skip", action="append", default=[], help="pattern of test names")
     parser.add_argument("--out", help="where to write the outcomes")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         prepare(arguments.side, folder, arguments.ranks)
+        if arguments.per_host:
+            place_on_hosts(arguments.per_host)
         case = make_case()
         outcomes = Outcomes()
         for name in unittest.defaultTestLoader.getTestCaseNames(case):
