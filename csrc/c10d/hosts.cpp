@@ -61,8 +61,7 @@ Result<std::unique_ptr<Hosts>> Hosts::meet(const c10::intrusive_ptr<c10d::Store>
   for (int other = 0; other < size; ++other)
     ids.push_back(read_key(*store, formatted("psplus/host/{}", other), deadline));
   Places places = sort(ids, static_cast<Rank>(rank));
-  if (places.hosts.size() == 1 || places.hosts.size() == ids.size())
-    return std::unique_ptr<Hosts>{};
+  if (places.hosts.size() == 1) return std::unique_ptr<Hosts>{};
   const std::vector<Rank>& here = places.hosts[places.own];
   const Rank place = places.place_of[static_cast<std::size_t>(rank)];
   c10d::PrefixStore host_store{formatted("psplus-host-{}", places.own), store};
@@ -119,7 +118,10 @@ std::string Hosts::reason_for(const Status& found) {
         // Nobody knows more.
       }
     }
-    return store_->compareSet(kReason, std::string{}, found.message());
+    const std::string message = aborted_.load(std::memory_order_relaxed)
+                                    ? formatted("rank {} aborted the group", raw(places_.rank))
+                                    : found.message();
+    return store_->compareSet(kReason, std::string{}, message);
   } catch (const std::exception&) {
     return found.message();  // the store may have been with the rank that is lost
   }

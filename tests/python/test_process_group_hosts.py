@@ -133,6 +133,16 @@ def test_a_barrier_lets_nobody_go_early(workers: Callable[..., Any], store: str)
     assert min(left for _, left in times) >= max(entered for entered, _ in times)
 
 
+def three_times(call: str) -> None:
+    for _ in range(3):
+        if call == "all_reduce":
+            dist.all_reduce(torch.ones(100_000))
+        elif call == "all_to_all":
+            dist.all_to_all_single(torch.ones(100_000), torch.ones(100_000))
+        else:
+            dist.all_gather_single(torch.ones(400_000), torch.ones(100_000))
+
+
 def lose_a_rank(
     store: str | int, placement: str, victim: int, how: str, call: str, seconds: float
 ) -> list[Any]:
@@ -142,13 +152,7 @@ def lose_a_rank(
         os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     begun = time.monotonic()
     with pytest.raises(dist.DistBackendError) as caught:
-        for _ in range(3):
-            if call == "all_reduce":
-                dist.all_reduce(torch.ones(100_000))
-            elif call == "all_to_all":
-                dist.all_to_all_single(torch.ones(100_000), torch.ones(100_000))
-            else:
-                dist.all_gather_single(torch.ones(400_000), torch.ones(100_000))
+        three_times(call)
     waited = time.monotonic() - begun
     time.sleep(1.2)  # the others must not learn of it from our end
     begun = time.monotonic()

@@ -86,8 +86,8 @@ def calls_in_the_child_raise() -> None:
             call()
 
 
-def fork_in_every_way(port: int) -> bool:
-    rank, size = begin(port)
+def fork_in_every_way(port: int, placement: str) -> bool:
+    rank, size = begin(port, placement=placement)
     summed(rank, size)
     pending = dist.all_reduce(torch.ones(10), async_op=True)  # its thread exists, and sleeps
     pending.wait()
@@ -101,7 +101,8 @@ def fork_in_every_way(port: int) -> bool:
         with pytest.raises(dist.DistBackendError, match="forked"):
             request.wait()
 
-    in_child(wait_for_the_parents_work)
+    if placement == "00":  # messages between hosts are Gloo's
+        in_child(wait_for_the_parents_work)
 
     def collect_everything() -> None:
         dist.destroy_process_group()
@@ -121,8 +122,11 @@ def fork_in_every_way(port: int) -> bool:
     return True
 
 
-def test_forked_children_leave_the_group_alone(workers: Callable[..., Any], port: int) -> None:
-    assert all(workers(fork_in_every_way, 2, port=port))
+@pytest.mark.parametrize("placement", ["00", "01"])
+def test_forked_children_leave_the_group_alone(
+    workers: Callable[..., Any], port: int, placement: str
+) -> None:
+    assert all(workers(fork_in_every_way, 2, port=port, placement=placement))
 
 
 def fork_and_exit(port: int) -> bool:
@@ -144,8 +148,8 @@ def test_the_interpreter_of_a_forked_child_exits(workers: Callable[..., Any], po
     assert all(workers(fork_and_exit, 2, port=port))
 
 
-def load_data_meanwhile(store: str) -> int:
-    rank, size = begin(store)
+def load_data_meanwhile(store: str, placement: str) -> int:
+    rank, size = begin(store, placement=placement)
     data = TensorDataset(torch.arange(240))
     seen = 0
     stop = threading.Event()
@@ -180,8 +184,11 @@ def load_data_meanwhile(store: str) -> int:
     return seen
 
 
-def test_forked_data_loaders_while_collectives_run(workers: Callable[..., Any], store: str) -> None:
-    assert workers(load_data_meanwhile, 2, store=store) == [720, 720]
+@pytest.mark.parametrize("placement", ["00", "01"])
+def test_forked_data_loaders_while_collectives_run(
+    workers: Callable[..., Any], store: str, placement: str
+) -> None:
+    assert workers(load_data_meanwhile, 2, store=store, placement=placement) == [720, 720]
 
 
 def free_port() -> int:
@@ -202,15 +209,15 @@ def leftovers() -> dict[str, Any]:
     }
 
 
-def again_and_again(port: int, place: str) -> dict[str, Any]:
+def again_and_again(port: int, place: str, placement: str, turns: int) -> dict[str, Any]:
     first: dict[str, Any] = {}
-    for turn in range(100):
+    for turn in range(turns):
         # Nobody may still find the last group's TCPStore at the port.
         while turn and not Path(place, f"destroyed-{turn - 1}").exists():
             time.sleep(0.001)
         if turn and os.environ["RANK"] == "1":
             time.sleep(0.03)  # a client that finds no server yet waits a third of a second
-        rank, size = begin(f"tcp://127.0.0.1:{port}")
+        rank, size = begin(f"tcp://127.0.0.1:{port}", placement=placement)
         other = dist.new_group()
         works = [dist.all_reduce(torch.ones(10), async_op=True, group=g) for g in (None, other)]
         summed(rank, size)
@@ -234,9 +241,15 @@ def again_and_again(port: int, place: str) -> dict[str, Any]:
     return last
 
 
-def test_a_hundred_groups_on_one_port(workers: Callable[..., Any], clean_job: Path) -> None:
+@pytest.mark.parametrize(("placement", "turns"), [("00", 100), ("01", 30)])
+def test_a_hundred_groups_on_one_port(
+    workers: Callable[..., Any], clean_job: Path, placement: str, turns: int
+) -> None:
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are what is wanted
-    workers(again_and_again, 2, port=free_port(), place=str(clean_job), limit=100.0)
+    workers(
+        again_and_again, 2, port=free_port(), place=str(clean_job), placement=placement,
+        turns=turns, limit=100.0,
+    )  # fmt: skip
     assert {n for n in set(os.listdir("/dev/shm")) - before if "psplus" in n} == set()  # noqa: PTH208
 
 
@@ -317,8 +330,8 @@ def test_a_lost_rank_is_named_in_time(clean_job: Path, store: str, how: str, mom
         assert destroyed < 2.0
 
 
-def many_threads(store: str) -> bool:
-    rank, size = begin(store)
+def many_threads(store: str, placement: str) -> bool:
+    rank, size = begin(store, placement=placement)
     groups = [dist.new_group() for _ in range(4)] + [dist.new_group([0, 2])]
     failures: list[BaseException] = []
 
@@ -351,12 +364,15 @@ def many_threads(store: str) -> bool:
     return True
 
 
-def test_overlapping_groups_on_several_threads(workers: Callable[..., Any], store: str) -> None:
-    assert all(workers(many_threads, 3, store=store))
+@pytest.mark.parametrize("placement", ["000", "001"])
+def test_overlapping_groups_on_several_threads(
+    workers: Callable[..., Any], store: str, placement: str
+) -> None:
+    assert all(workers(many_threads, 3, store=store, placement=placement))
 
 
-def callbacks_that_wait(store: str) -> list[float]:
-    rank, size = begin(store)
+def callbacks_that_wait(store: str, placement: str) -> list[float]:
+    rank, size = begin(store, placement=placement)
     results: list[float] = []
     total = float(size)
 
@@ -391,6 +407,10 @@ def callbacks_that_wait(store: str) -> list[float]:
     chained = first.get_future().then(lambda _: (fut.wait(), second.wait())[0])
     chained.wait()
 
+    if placement == "01":  # messages between hosts are Gloo's, which have no futures
+        dist.destroy_process_group()
+        return results
+
     # A callback of a message waits for another message.
     a, b = torch.zeros(3), torch.zeros(4)
     request = dist.irecv(a, 1 - rank)
@@ -404,12 +424,15 @@ def callbacks_that_wait(store: str) -> list[float]:
     return results
 
 
-def test_callbacks_may_start_collectives_and_wait(workers: Callable[..., Any], store: str) -> None:
-    workers(callbacks_that_wait, 2, store=store, limit=50.0)
+@pytest.mark.parametrize("placement", ["00", "01"])
+def test_callbacks_may_start_collectives_and_wait(
+    workers: Callable[..., Any], store: str, placement: str
+) -> None:
+    workers(callbacks_that_wait, 2, store=store, placement=placement, limit=50.0)
 
 
-def destroy_beside_a_call(store: str) -> float:
-    rank, size = begin(store)
+def destroy_beside_a_call(store: str, placement: str) -> float:
+    rank, size = begin(store, placement=placement)
     group = dist.new_group()
     summed(rank, size)
     if rank == 0:
@@ -436,10 +459,57 @@ def destroy_beside_a_call(store: str) -> float:
     return seconds
 
 
+@pytest.mark.parametrize("placement", ["00", "01"])
 def test_destroy_returns_when_another_threads_call_has_ended(
-    workers: Callable[..., Any], store: str
+    workers: Callable[..., Any], store: str, placement: str
 ) -> None:
-    assert 0.1 < workers(destroy_beside_a_call, 2, store=store)[0] < 2.5
+    seconds = workers(destroy_beside_a_call, 2, store=store, placement=placement)[0]
+    assert 0.1 < seconds < 2.5
+
+
+def end_in_a_call(store: str, placement: str, how: str) -> list[float]:
+    """Rank 0 ends a group in which a thread of its own waits for rank 1, which does not come."""
+    rank, _ = begin(store, placement=placement)
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3), group=group)
+    if rank == 1:
+        dist.barrier()
+        with pytest.raises(dist.DistBackendError, match="rank 0"):
+            dist.all_reduce(torch.ones(3), group=group)
+        dist.destroy_process_group()
+        return [0.0, 0.0]
+    raised: list[float] = []
+
+    def call() -> None:
+        with pytest.raises(
+            (dist.DistBackendError, ValueError)
+        ):  # torch's own for a destroyed group
+            dist.all_reduce(torch.ones(3), group=group)
+        raised.append(time.monotonic())
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(0.3)
+    begun = time.monotonic()
+    if how == "abort":
+        group._get_backend(torch.device("cpu")).abort()
+    else:
+        dist.destroy_process_group(group)
+    ended = time.monotonic()
+    thread.join(10)
+    dist.barrier()
+    dist.destroy_process_group()
+    return [raised[0] - begun, ended - begun]
+
+
+@pytest.mark.parametrize("placement", ["00", "01"])
+@pytest.mark.parametrize(("how", "limit"), [("abort", 1.0), ("destroy", 6.0)])
+def test_a_call_without_an_answer_holds_nobody_up(
+    workers: Callable[..., Any], store: str, placement: str, how: str, limit: float
+) -> None:
+    raised, ended = workers(end_in_a_call, 2, store=store, placement=placement, how=how)[0]
+    assert raised < limit
+    assert ended < limit
 
 
 def destroy_from_a_callback(store: str) -> float:
@@ -475,6 +545,7 @@ def test_an_invitation_to_something_else_does_not_block(clean_job: Path, kind: s
     store.set("psplus/memory", struct.pack("qqQQ", os.getpid(), fd, 1, 2) + b"host")
     store.set("psplus/verdict", "apart")
     store.set("psplus/host/0", "another")
+    store.set("psplus/together/0", "no")
     begun = time.monotonic()
     group = join(store, 1)
     assert not group.shares_memory

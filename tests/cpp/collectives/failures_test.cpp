@@ -1,3 +1,4 @@
+#include <latch>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -36,6 +37,34 @@ TEST(Failures, ATimeOutNamesWhoWasWaitedForAndEndsTheGroupForAll) {
       while (group.status().ok()) std::this_thread::yield();
     }
     EXPECT_THAT(barrier(group, patience()), FailsWith(StatusCode::kTimeout, "rank 0 timed out"));
+  });
+}
+
+TEST(Failures, RanksOfALargerGroupAreCalledByTheirNumbersThere) {
+  run_ranks(2, [](Group& group) {
+    group.call_ranks({Rank{4}, Rank{7}});
+    if (group.rank() == Rank{0}) {
+      EXPECT_THAT(sum(group, 10, Deadline::after(kShort)),
+                  FailsWith(StatusCode::kTimeout, "on rank 4: Timed out waiting for rank 7"));
+    } else {
+      while (group.status().ok()) std::this_thread::yield();
+    }
+    EXPECT_THAT(barrier(group, patience()),
+                FailsWith(StatusCode::kTimeout, "rank 4 timed out waiting for rank 7"));
+  });
+}
+
+TEST(Failures, AGroupMayEndBecauseOfARankThatIsNotInIt) {
+  std::latch both{2};
+  run_ranks(2, [&](Group& group) {
+    group.call_ranks({Rank{1}, Rank{2}});
+    both.arrive_and_wait();
+    if (group.rank() == Rank{1}) group.give_up_for_outsider(StatusCode::kPeerLost, Rank{0});
+    // Waits in vain, or finds the group ended.
+    EXPECT_THAT(sum(group, 10, patience()),
+                FailsWith(StatusCode::kPeerLost, "rank 2 found that rank 0 is lost"));
+    group.give_up_for_outsider(StatusCode::kTimeout, Rank{5});  // the first reason counts
+    EXPECT_THAT(group.status(), FailsWith(StatusCode::kPeerLost, "rank 0 is lost"));
   });
 }
 
