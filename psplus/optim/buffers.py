@@ -56,7 +56,8 @@ class SharedBuffers:
 
     After each step a worker pushes how far its floating-point buffers have moved, and goes on with
     its own; the server applies 1/N of it, so that it holds the mean of the workers' buffers, which
-    `pull()` takes. Under BSP it applies the mean over those that made the step. Integers, and what else has no mean, are rank 0's: `publish_integers()`.
+    `pull()` takes. Under BSP it applies the mean over those that made the step. Integers, and what
+    else has no mean, are rank 0's: `publish_integers()`.
 
     Thread safety: none; one thread steps.
     """

@@ -1,8 +1,14 @@
 // Server, sessions and streams as threads of one process, so that sanitizers see all of them: the
 // server's socket and doorbell, the sessions' own threads, and the calls of the workers.
 
+#include <mutex>
 #include <stop_token>
 #include <thread>
+
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include "integer_worker.hpp"
 #include "runtime/shm/job_files.hpp"
@@ -21,13 +27,28 @@ class ServiceTest : public ::testing::Test {
     EXPECT_OK(lock.status());
     lock_ = std::move(lock).value();
     auto server = shm::Server::open(job_.path().string(), {}, server::Config{},
-                                    [](const std::string& line) { ADD_FAILURE() << line; });
+                                    [this](const std::string& line) {
+                                      const std::scoped_lock lock(log_mutex_);
+                                      log_.push_back(line);
+                                    });
     EXPECT_OK(server.status());
     server_ = std::move(server).value();
     thread_ = std::jthread([this](std::stop_token stop) { ended_ = server_->run(stop); });
   }
 
+  ~ServiceTest() override {
+    if (thread_.joinable()) thread_.request_stop(), thread_.join();
+    EXPECT_THAT(log_, ::testing::Each(::testing::HasSubstr(expected_in_log_)));
+  }
+  std::size_t lines_in_log() {
+    const std::scoped_lock lock(log_mutex_);
+    return log_.size();
+  }
+
+  std::string expected_in_log_ = "nothing at all";
   const JobDirectory job_;
+  std::mutex log_mutex_;
+  std::vector<std::string> log_;
   UniqueFd lock_;
   std::unique_ptr<shm::Server> server_;
   Status ended_{StatusCode::kInternal, "the server has not ended"};
@@ -76,6 +97,35 @@ TEST_F(ServiceTest, AServerThatIsStoppedIsMissed) {
   EXPECT_NE(session->failure().message().find("/nonexistent/psplus-server"), std::string::npos)
       << session->failure().message();
   EXPECT_FALSE(session->close(std::chrono::seconds{5}).ok());
+}
+
+TEST_F(ServiceTest, AServerWithoutDescriptorsGoesOnLater) {
+  expected_in_log_ = "RLIMIT_NOFILE";
+  const UniqueFd client{::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = shm::socket_path(job_.path().string());
+  ASSERT_LT(path.size(), sizeof(address.sun_path));
+  std::copy(path.begin(), path.end(), address.sun_path);
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit exhausted = limit;
+  {
+    const UniqueFd lowest{::dup(0)};
+    exhausted.rlim_cur = static_cast<rlim_t>(lowest.get());
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &exhausted), 0);
+  EXPECT_EQ(::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+            0);
+  const Deadline first = Deadline::after(std::chrono::seconds{60});
+  while (lines_in_log() == 0 && !first.passed()) ::usleep(1000);
+  const std::size_t before = lines_in_log();
+  ::usleep(500'000);
+  const std::size_t after = lines_in_log();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_LE(after, before + 6);  // a try at each tick, or two
+  const auto session = require(worker::Session::connect(session_options(job_, 0, 1)));
+  EXPECT_OK(session->close(std::chrono::seconds{30}));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ServiceWorkersTest,

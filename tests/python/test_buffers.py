@@ -169,6 +169,4 @@ def test_bsp_moves_buffers_by_the_mean_of_those_that_step(
                     moved.append(model[1].running_mean.double() - before)
             shared = shared + torch.stack(moved).mean(0)
     for of_rank in found:
-        torch.testing.assert_close(
-            of_rank["1.running_mean"], shared.float(), rtol=1e-5, atol=1e-6
-        )
+        torch.testing.assert_close(of_rank["1.running_mean"], shared.float(), rtol=1e-5, atol=1e-6)

@@ -203,7 +203,11 @@ void Server::accept_all() {
     auto socket = listener_.accept();
     if (!socket.ok()) {
       if (socket.status().code() == StatusCode::kBusy) return;
+      // Out of descriptors, say. Who waits there waits until the next tick; looking again at once
+      // would leave no time for anybody else.
       log_(socket.status().message());
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd().get(), nullptr);
+      accepts_ = false;
       return;
     }
     const ConnectionId id{next_connection_++};
@@ -333,6 +337,7 @@ void Server::tick_if_due() {
   store_.control().last_sign_of_life.store(to_nanoseconds(now), std::memory_order_relaxed);
   if (now < next_tick_) return;
   next_tick_ = now + kTick;
+  if (!accepts_) accepts_ = watch(listener_.fd().get(), kListenerKey, EPOLLIN).ok();
   core_->handle(server::Tick{}, now);
 }
 

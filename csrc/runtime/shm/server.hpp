@@ -63,6 +63,7 @@ class Server {
   std::map<server::ConnectionId, Connection> connections_;
   std::uint64_t next_connection_ = 1;
   TimePoint next_tick_{};
+  bool accepts_ = true;  ///< the listener is watched
   bool stopping_ = false;
 };
 
