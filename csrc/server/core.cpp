@@ -134,6 +134,7 @@ void Core::after_change() {
   registry_.answer_closes([this](StreamId s, MemberId m) { return !running_ && drained(s, m); });
   roster_.release_drained([this](MemberId m) { return drained(m); });
   registry_.settle_providers();
+  registry_.give_up_on_refused();
   if (had_workers_ && !roster_.anybody() && !roster_.anybody_draining() && !busy() && !stopped_) {
     stopped_ = true;
     context_.emit(Stop{});

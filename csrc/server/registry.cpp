@@ -44,12 +44,16 @@ void Registry::open(ConnectionId from, const wire::OpenStream& request,
   if (!member) return;
   auto layout = store::ExtentLayout::parse(layout_bytes);
   if (!layout.ok()) return roster_.refuse(from, layout.status().code(), layout.status().message());
+  const Rank rank{peek(context_.member(*member).rank)};
   Status status = check_order(request, *member);
   if (status.ok())
-    status = extent_of(request.stream, request.extent)
-                 ? check_same(request, *layout, Rank{peek(context_.member(*member).rank)})
-                 : create_extent(request, *layout);
-  if (!status.ok()) return roster_.refuse(from, status.code(), status.message());
+    status = extent_of(request.stream, request.extent) ? check_same(request, *layout, rank)
+                                                       : create_extent(request, *layout);
+  refused_.erase(rank);
+  if (!status.ok()) {
+    if (peek(context_.control().founded) == 0) refused_[rank] = status;
+    return roster_.refuse(from, status.code(), status.message());
+  }
   const ExtentId extent = *extent_of(request.stream, request.extent);
   const auto made = make_segments(extent, *member);
   if (!made.ok()) return roster_.refuse(from, made.status().code(), made.status().message());
@@ -321,6 +325,20 @@ void Registry::settle_providers() {
     const MemberId member = *provider(extent);
     if (const auto connection = roster_.connection_of(member))
       send_ready(*connection, extent, member);
+  }
+}
+
+void Registry::give_up_on_refused() {
+  if (peek(context_.control().founded) != 0) return refused_.clear();
+  for (const auto& [rank, status] : refused_) {
+    if (roster_.is_attached(rank)) continue;  // it may correct what is wrong and register again
+    for (auto& [extent, applicants] : applicants_) {
+      for (const Applicant& applicant : applicants)
+        roster_.refuse(applicant.from, status.code(),
+                       formatted("the job cannot begin, as rank {} was refused and has ended: {}",
+                                 raw(rank), status.message()));
+      applicants.clear();
+    }
   }
 }
 

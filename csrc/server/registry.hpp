@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "base/status.hpp"
 #include "server/context.hpp"
 #include "server/events.hpp"
 #include "server/roster.hpp"
@@ -29,6 +30,9 @@ class Registry {
   void answer_closes(const std::function<bool(StreamId, MemberId)>& drained);
   /// Sees to it that each extent without values has a worker that is to provide them.
   void settle_providers();
+  /// A job that has not begun cannot without a rank that was refused and has ended since: tells
+  /// those who wait for it.
+  void give_up_on_refused();
   /// A worker came back after a take-over: it may not have heard that it is to provide values.
   void remind(ConnectionId connection);
   /// Notes who stands at a barrier, and opens those where everybody does.
@@ -78,6 +82,9 @@ class Registry {
   /// Registered, not yet answered; in order of arrival.
   std::map<ExtentId, std::vector<Applicant>> applicants_;
   std::vector<Closing> closings_;
+  /// Whose last registration was refused before the job began, and why. A successor does not know
+  /// them: there the wait's time-out tells who is missing.
+  std::map<Rank, Status> refused_;
 };
 
 }  // namespace psplus::server

@@ -47,6 +47,15 @@ std::optional<ConnectionId> Roster::connection_of(MemberId member) const {
 
 bool Roster::anybody() const { return !peers_.empty() || !unresumed_.empty() || !queue_.empty(); }
 
+bool Roster::is_attached(Rank rank) const {
+  for (std::uint16_t m = 0; m < store::kMaxMembers; ++m)
+    if (member_state(context_.control(), MemberId{m}) == MemberState::kLive &&
+        peek(context_.member(MemberId{m}).rank) == raw(rank))
+      return true;
+  return std::any_of(queue_.begin(), queue_.end(),
+                     [&](const Queued& queued) { return queued.request.rank == rank; });
+}
+
 bool Roster::anybody_draining() const {
   for (std::uint16_t m = 0; m < store::kMaxMembers; ++m)
     if (member_state(context_.control(), MemberId{m}) == MemberState::kDraining) return true;

@@ -42,6 +42,8 @@ class Roster {
   [[nodiscard]] std::optional<MemberId> member_of(ConnectionId connection) const;
   [[nodiscard]] std::optional<ConnectionId> connection_of(MemberId member) const;
   [[nodiscard]] bool anybody() const;
+  /// Whether a worker of this rank is attached, or waits for its former life to end.
+  [[nodiscard]] bool is_attached(Rank rank) const;
   void refuse(ConnectionId to, StatusCode code, std::string text, bool fatal = false);
   /// Whether any member's last pushes are still to be applied.
   [[nodiscard]] bool anybody_draining() const;

@@ -162,19 +162,21 @@ def wrap_shape(features: list[int]) -> str:
     began = time.monotonic()
     try:
         psplus.wrap(torch.optim.SGD(model.parameters(), 0.1), model=model, timeout=3.0)
-    except (psplus.LayoutMismatch, psplus.TimeoutError) as error:
-        assert time.monotonic() - began < 10
+    except psplus.LayoutMismatch as error:
+        assert time.monotonic() - began < 2  # the time-out is three
         return f"{type(error).__name__}: {error}"
     return "started"
 
 
 def test_c25_a_different_shape_is_named_on_the_offending_rank(workers: Workers) -> None:
     found = workers(wrap_shape, 2, features=[5, 6])
-    mismatches = [text for text in found if text.startswith("LayoutMismatch")]
-    assert len(mismatches) == 1, found  # whoever came second
-    assert "'weight'" in mismatches[0]
-    assert "[5, 10]" in mismatches[0]
-    assert "[6, 10]" in mismatches[0]
+    second = found.index(min(found, key=len))  # the first to come is told what this one was told
+    for text in found:
+        assert text.startswith("LayoutMismatch: ")
+        assert f"[{5 + second}, 10] on rank {second}, but" in text
+        assert "'weight'" in text
+        assert f"[{6 - second}, 10] in the job" in text
+    assert f"rank {second} was refused and has ended" in found[1 - second]
 
 
 def train_then_leave(steps: list[int], scheme: str) -> dict[str, Any]:

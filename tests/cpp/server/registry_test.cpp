@@ -109,6 +109,47 @@ TEST(Registry, ALayoutThatDiffersIsRefusedAndTheWorkerMayTryAgain) {
   EXPECT_TRUE(answered(one));
 }
 
+TEST(Registry, WhoWaitsForARefusedWorkerIsToldWhenItEnds) {
+  ServerHarness server;
+  for (const std::uint32_t rank : {0u, 1u, 2u}) server.attach(rank, 3);
+  TestWorker& zero = server.workers[0];
+  TestWorker& one = server.workers[1];
+  TestWorker& two = server.workers[2];
+  server.open(zero, kStream, small(9));
+  server.open(one, kStream, small(8));
+  EXPECT_TRUE(zero.got<wire::Refused>().empty()) << "rank 1 may try again";
+  server.lose(one);
+  ASSERT_EQ(zero.got<wire::Refused>().size(), 1u);
+  EXPECT_EQ(zero.got<wire::Refused>()[0].code, StatusCode::kLayoutMismatch);
+  EXPECT_FALSE(zero.got<wire::Refused>()[0].fatal);
+  EXPECT_THAT(zero.got<wire::Refused>()[0].text,
+              HasSubstr("the job cannot begin, as rank 1 was refused and has ended: parameter "
+                        "'fc.weight' is float32 of shape [8] on rank 1"));
+  server.open(two, kStream, small(9));  // comes later and is told the same
+  ASSERT_EQ(two.got<wire::Refused>().size(), 1u);
+
+  TestWorker& corrected = server.attach(1, 3);
+  server.open(corrected, kStream, small(9));
+  server.open(server.workers[0], kStream, small(9));
+  server.open(server.workers[2], kStream, small(9));
+  EXPECT_EQ(server.workers[2].got<wire::Refused>().size(), 1u);
+  EXPECT_TRUE(ready(server.workers[0]).provides);
+  EXPECT_TRUE(answered(server.workers[2]));
+  EXPECT_TRUE(answered(server.workers[3]));
+}
+
+TEST(Registry, ARefusedWorkerThatEndsDoesNotDisturbAJobThatHasBegun) {
+  ServerHarness server;
+  for (const std::uint32_t rank : {0u, 1u}) server.open(server.attach(rank, 2), kStream, small(9));
+  EXPECT_TRUE(answered(server.workers[0]));
+  server.lose(server.workers[1]);
+  TestWorker& again = server.attach(1, 2);
+  server.open(again, kStream, small(8));
+  ASSERT_EQ(again.got<wire::Refused>().size(), 1u);
+  server.lose(again);
+  EXPECT_TRUE(server.workers[0].got<wire::Refused>().empty());
+}
+
 TEST(Registry, ASchemeThatDiffersNamesBoth) {
   ServerHarness server;
   TestWorker& zero = server.attach(0, 2);
