@@ -1,5 +1,23 @@
 # Functions that declare C++ tests and benchmarks.
 
+# Of tests' own code, which is compiled more often than it runs. To be linked after psplus_options,
+# whose level it replaces.
+add_library(psplus_test_options INTERFACE)
+if(PSPLUS_SANITIZE)
+  target_compile_options(psplus_test_options INTERFACE -O0 -g0)
+else()
+  target_compile_options(psplus_test_options INTERFACE -O1)
+endif()
+
+# What the tests' files include most, compiled once for all of them.
+file(WRITE ${PROJECT_BINARY_DIR}/test_headers.cpp "")
+add_library(psplus_test_headers OBJECT ${PROJECT_BINARY_DIR}/test_headers.cpp)
+target_compile_options(psplus_test_headers PRIVATE -Wconversion)
+target_link_libraries(psplus_test_headers PRIVATE psplus_core psplus_options psplus_test_options
+                                                  GTest::gmock)
+psplus_precompile(psplus_test_headers <gmock/gmock.h> <gtest/gtest.h> ${PSPLUS_STANDARD_HEADERS}
+                  <fmt/core.h>)
+
 # psplus_add_test(<name> <source>... [THREADS] [TIMEOUT <seconds>] [LABEL <label>]
 #                 [PROCESSORS <number>] [LIBRARIES <target>...])
 #
@@ -31,8 +49,9 @@ function(psplus_add_test name)
   target_compile_definitions(
     ${name} PRIVATE PSPLUS_SERVER_EXECUTABLE="$<TARGET_FILE:psplus-server>")
   add_dependencies(${name} psplus-server)
-  target_link_libraries(${name} PRIVATE psplus_core psplus_options GTest::gtest_main GTest::gmock
-                                        ${ARG_LIBRARIES})
+  target_link_libraries(${name} PRIVATE psplus_core psplus_options psplus_test_options
+                                        GTest::gtest_main GTest::gmock ${ARG_LIBRARIES})
+  psplus_precompile(${name} REUSE psplus_test_headers)
   gtest_discover_tests(
     ${name}
     TEST_PREFIX "${name}."
@@ -72,6 +91,7 @@ function(psplus_mutate variable name source)
   set(changed ${CMAKE_CURRENT_BINARY_DIR}/mutants/${name}/${source})
   file(WRITE ${changed}.new "${text}")
   file(COPY_FILE ${changed}.new ${changed} ONLY_IF_DIFFERENT)
-  set_source_files_properties(${changed} PROPERTIES COMPILE_OPTIONS "-w")
+  set_source_files_properties(${changed} PROPERTIES COMPILE_OPTIONS "-w"
+                                                    SKIP_PRECOMPILE_HEADERS ON)
   set(${variable} ${changed} PARENT_SCOPE)
 endfunction()
