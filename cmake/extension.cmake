@@ -25,11 +25,8 @@ add_subdirectory(csrc/c10d)
 target_include_directories(_C SYSTEM BEFORE PRIVATE ${TORCH_INCLUDE_DIRS})
 # torch brings a {fmt} of its own, whose arguments the core's cannot read.
 target_sources(_C PRIVATE csrc/base/format.cpp)
-set_source_files_properties(csrc/base/format.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 target_compile_options(_C PRIVATE -Wconversion)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C PSPLUS_VERSION="${PROJECT_VERSION}")
-psplus_precompile(_C <torch/csrc/utils/pybind.h> <torch/csrc/distributed/c10d/Backend.hpp>
-                  <ATen/ATen.h> ${PSPLUS_STANDARD_HEADERS})
 target_link_libraries(_C PRIVATE psplus_core psplus_options torch_python torch torch_cpu c10)
 set_target_properties(
   _C
