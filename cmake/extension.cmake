@@ -25,12 +25,16 @@ add_subdirectory(csrc/c10d)
 target_include_directories(_C SYSTEM BEFORE PRIVATE ${TORCH_INCLUDE_DIRS})
 # torch brings a {fmt} of its own, whose arguments the core's cannot read.
 target_sources(_C PRIVATE csrc/base/format.cpp)
+set_source_files_properties(csrc/base/format.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 target_compile_options(_C PRIVATE -Wconversion)
 target_compile_definitions(_C PRIVATE TORCH_EXTENSION_NAME=_C PSPLUS_VERSION="${PROJECT_VERSION}")
 target_link_libraries(_C PRIVATE psplus_core psplus_options torch_python torch torch_cpu c10)
 set_target_properties(
   _C
-  PROPERTIES BUILD_RPATH "${TORCH_LIB_DIR}"
+  # Of twenty seconds that a file takes to compile, torch's headers take most.
+  PROPERTIES UNITY_BUILD ON
+             UNITY_BUILD_BATCH_SIZE 6
+             BUILD_RPATH "${TORCH_LIB_DIR}"
              INSTALL_RPATH "$ORIGIN;$ORIGIN/../torch/lib;${PSPLUS_PYTHON_RPATH}"
              # The static core stays private to the extension.
              LINK_OPTIONS "LINKER:--exclude-libs,ALL")

@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace psplus::bindings {
 namespace {
 
-bool is_plain(const at::Tensor& tensor) {
+bool is_plain_on_cpu(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
          tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
@@ -24,12 +24,12 @@ bool has_kernel(at::ScalarType type) {
 }
 
 bool fits(const at::Tensor& tensor, const at::Tensor& param) {
-  return is_plain(tensor) && tensor.scalar_type() == param.scalar_type() &&
+  return is_plain_on_cpu(tensor) && tensor.scalar_type() == param.scalar_type() &&
          tensor.sizes() == param.sizes();
 }
 
 bool is_counter(const at::Tensor& step) {
-  return is_plain(step) && step.numel() == 1 &&
+  return is_plain_on_cpu(step) && step.numel() == 1 &&
          (step.scalar_type() == at::kFloat || step.scalar_type() == at::kDouble);
 }
 
@@ -49,7 +49,7 @@ std::unique_ptr<FusedStep> FusedStep::prepare(const std::vector<at::Tensor>& par
   step->groups_ = std::move(groups);
   step->fused_.resize(params.size());
   for (std::size_t i = 0; i < params.size(); ++i) {
-    if (!is_plain(params[i]) || !has_kernel(params[i].scalar_type())) return nullptr;
+    if (!is_plain_on_cpu(params[i]) || !has_kernel(params[i].scalar_type())) return nullptr;
     step->fused_[i].value = params[i].mutable_data_ptr();
   }
   for (StepGroup& group : step->groups_)

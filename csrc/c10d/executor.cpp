@@ -9,10 +9,6 @@
 namespace psplus::pg {
 namespace {
 
-std::exception_ptr closed() {
-  return to_exception({StatusCode::kClosed, "the process group was shut down"});
-}
-
 /// Threads of all groups that run callbacks. Never destroyed: they may outlast static objects.
 struct CallbackThreads {
   std::mutex mutex;
@@ -64,7 +60,7 @@ void Executor::submit(const WorkPtr& work, bool caller_waits) {
   std::unique_lock lock{mutex_};
   if (stop_) {
     lock.unlock();
-    work->complete(closed());
+    work->complete(to_exception(shut_down()));
     return;
   }
   if (caller_waits && queue_.empty() && !running_) {
@@ -188,7 +184,7 @@ void Executor::shutdown(Deadline deadline) noexcept {
   to_do_.notify_all();
   done_.notify_all();
   lock.unlock();
-  for (const WorkPtr& work : unfinished) work->complete(closed());
+  for (const WorkPtr& work : unfinished) work->complete(to_exception(shut_down()));
   for (const WorkPtr& work : unsettled) work->settle();
   lock.lock();
   const std::size_t own = own_threads();

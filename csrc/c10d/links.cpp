@@ -21,8 +21,6 @@ std::vector<at::Tensor> borrow(const void* data, std::size_t bytes) {
   return {at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::kByte)};
 }
 
-Status closed() { return {StatusCode::kClosed, "the process group was shut down"}; }
-
 }  // namespace
 
 void Links::add(Started started) {
@@ -69,7 +67,7 @@ Status Links::await(const Started& started, Deadline deadline) {
               formatted("timed out waiting for {}", names_[index(started.peer)])};
     return lost(started.peer, error);
   }
-  return closed();
+  return shut_down();
 }
 
 Status Links::exchange(std::span<const Outgoing> sends, std::span<const Incoming> receives,
@@ -77,7 +75,7 @@ Status Links::exchange(std::span<const Outgoing> sends, std::span<const Incoming
   std::unique_lock lock{mutex_};
   const BackendPtr gloo = gloo_;
   lock.unlock();
-  if (!gloo) return closed();
+  if (!gloo) return shut_down();
 
   Status status = start(*gloo, sends, receives);
   if (status.ok() && meanwhile) status = meanwhile();

@@ -21,7 +21,7 @@ T value_or_throw(Result<T> result) {
   return std::move(result).value();
 }
 
-const at::Tensor& only_one(const std::vector<at::Tensor>& tensors, const char* call) {
+const at::Tensor& message_tensor(const std::vector<at::Tensor>& tensors, const char* call) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "psplus ", call, " takes one tensor, got ",
                     tensors.size());
   return tensors.front();
@@ -191,7 +191,7 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::start_message(
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::send(Tensors& tensors, int to, int tag) {
-  const at::Tensor& tensor = only_one(tensors, "send");
+  const at::Tensor& tensor = message_tensor(tensors, "send");
   if (auto* inner = inner_for_messages(tensor.device())) return note(inner->send(tensors, to, tag));
   const auto work = make_message(OpType::SEND, "psplus:send", tensors);
   const Buffer buffer = Buffer::of(tensor);
@@ -228,14 +228,14 @@ ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::receive(std::optional<Rank> from
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recv(Tensors& tensors, int from, int tag) {
-  const at::Tensor& tensor = only_one(tensors, "recv");
+  const at::Tensor& tensor = message_tensor(tensors, "recv");
   if (auto* inner = inner_for_messages(tensor.device()))
     return note(inner->recv(tensors, from, tag));
   return receive(static_cast<Rank>(from), tensors, tag, OpType::RECV);
 }
 
 ProcessGroupPSPlus::WorkPtr ProcessGroupPSPlus::recvAnysource(Tensors& tensors, int tag) {
-  const at::Tensor& tensor = only_one(tensors, "recv");
+  const at::Tensor& tensor = message_tensor(tensors, "recv");
   if (auto* inner = inner_for_messages(tensor.device()))
     return note(inner->recvAnysource(tensors, tag));
   return receive(std::nullopt, tensors, tag, OpType::RECVANYSOURCE);

@@ -22,6 +22,11 @@
 
 namespace psplus::pg {
 
+/// How calls end that a group's shutdown finds under way.
+[[nodiscard]] inline Status shut_down() {
+  return {StatusCode::kClosed, "the process group was shut down"};
+}
+
 /// What Python sees as torch.distributed.DistBackendError; ValueError for kConfig.
 [[nodiscard]] inline std::exception_ptr to_exception(const Status& status) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
