@@ -62,7 +62,8 @@ Status Passage::claim(std::uint64_t round) {
     if (Status status = group_.await(peer(i), released, needed, name(call_.collective), deadline_);
         !status.ok())
       return status;
-    least = std::min(least, released.load(std::memory_order_relaxed));
+    // Acquires, as the count may have grown since: later claims rely on this look.
+    least = std::min(least, released.load(std::memory_order_acquire));
   }
   group_.released_by_all = least;
   return {};
