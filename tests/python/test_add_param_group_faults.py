@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def beside_a_stopped_worker(meeting: str) -> float:
         wait_for_file(here / "pid")
         other = int((here / "pid").read_text())
         os.kill(other, signal.SIGSTOP)
+        time.sleep(1.0)  # until all of its threads stand, on a busy machine too
         try:
             with pytest.raises(psplus.TimeoutError, match="rank 1 gives no sign of life"):
                 optimizer.add_param_group({"params": [added]})
