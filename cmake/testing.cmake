@@ -10,7 +10,7 @@ else()
 endif()
 
 # What the tests' files include most, compiled once for all of them.
-file(WRITE ${PROJECT_BINARY_DIR}/test_headers.cpp "")
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cpp CONTENT "")
 add_library(psplus_test_headers OBJECT ${PROJECT_BINARY_DIR}/test_headers.cpp)
 target_compile_options(psplus_test_headers PRIVATE -Wconversion)
 target_link_libraries(psplus_test_headers PRIVATE psplus_core psplus_options psplus_test_options

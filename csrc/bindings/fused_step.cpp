@@ -16,7 +16,7 @@ namespace {
 
 bool is_plain_on_cpu(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-         tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+         is_plain(tensor);
 }
 
 bool has_kernel(at::ScalarType type) {

@@ -47,14 +47,9 @@ void check_tensors(const std::vector<at::Tensor>& tensors, Specs params) {
   }
 }
 
-namespace {
-
-/// Conjugated and negated views are lazy in torch: their memory holds other values.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
-
-}  // namespace
 
 DType to_dtype(at::ScalarType type) {
   if (type == at::kFloat) return DType::float32;

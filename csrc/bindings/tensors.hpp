@@ -15,6 +15,10 @@ namespace psplus::bindings {
 /// The dtype of a layout for a tensor; throws std::invalid_argument for others.
 [[nodiscard]] DType to_dtype(at::ScalarType type);
 
+/// Whether the tensor's elements lie in its memory as they are, one after the other. Conjugated and
+/// negated views are lazy in torch: their memory holds other values.
+[[nodiscard]] bool is_plain(const at::Tensor& tensor);
+
 using Specs = std::span<const store::ParamSpec>;
 
 /// A parameter as Python declares it: name, dtype and shape.

@@ -51,7 +51,7 @@ void Registry::open(ConnectionId from, const wire::OpenStream& request,
                                                        : create_extent(request, *layout);
   refused_.erase(rank);
   if (!status.ok()) {
-    if (peek(context_.control().founded) == 0) refused_[rank] = status;
+    refused_[rank] = status;
     return roster_.refuse(from, status.code(), status.message());
   }
   const ExtentId extent = *extent_of(request.stream, request.extent);

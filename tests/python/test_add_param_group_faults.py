@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from test_add_param_group import step_with_ones
 from torch import nn
-from workers import run_lives, wait_for_file
+from workers import run_lives, stop_process, wait_for_file
 
 import psplus
 from psplus.session import _attachment
@@ -69,8 +68,7 @@ def beside_a_stopped_worker(meeting: str) -> float:
     else:
         wait_for_file(here / "pid")
         other = int((here / "pid").read_text())
-        os.kill(other, signal.SIGSTOP)
-        time.sleep(1.0)  # until all of its threads stand, on a busy machine too
+        stop_process(other)
         try:
             with pytest.raises(psplus.TimeoutError, match="rank 1 gives no sign of life"):
                 optimizer.add_param_group({"params": [added]})

@@ -75,7 +75,7 @@ def test_c60_accuracy_is_that_of_ddp(workers: Workers, clean_job: Path, world_si
         assert accuracy >= reference - 0.02, f"{scheme} with {world_size} workers: {results[0]}"
 
 
-@pytest.mark.heavy  # scripts/demo does the same
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_example_compares_and_plots(clean_job: Path) -> None:
     plot = clean_job / "digits.png"

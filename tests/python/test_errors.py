@@ -15,7 +15,7 @@ import pytest
 import torch
 from problems import gradients_at, make_model, values_of
 from torch import nn
-from workers import start_worker, wait_for_file, wait_workers
+from workers import start_worker, stop_process, wait_for_file, wait_workers
 
 import psplus
 
@@ -336,7 +336,7 @@ def freeze_the_server() -> str:
     optimizer = wrapped(model, "asp", timeout=1.0)
     native = psplus.session._attachment.native
     assert native is not None
-    os.kill(native.server_pid, signal.SIGSTOP)
+    stop_process(native.server_pid)
     try:
         with pytest.raises(psplus.TimeoutError) as caught:
             step(model, optimizer)
@@ -345,7 +345,7 @@ def freeze_the_server() -> str:
     optimizer.pull()
     other_model = make_model()
     other = wrapped(other_model, "asp")
-    os.kill(native.server_pid, signal.SIGSTOP)
+    stop_process(native.server_pid)
     try:
         with pytest.raises(psplus.TimeoutError, match="not applied in time"):
             optimizer.close(timeout=0.3)
@@ -528,7 +528,7 @@ def attach_to_a_frozen_server(meeting: str) -> str:
     ready, done = Path(meeting) / "ready", Path(meeting) / "done"
     if psplus.config.read().rank == 0:
         native = psplus.connect().attach(straggler_timeout=30.0)
-        os.kill(native.server_pid, signal.SIGSTOP)
+        stop_process(native.server_pid)
         ready.touch()
         try:
             wait_for_file(done)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from workers import REPOSITORY
+from workers import REPOSITORY, stop_process
 
 import psplus
 
@@ -145,7 +145,7 @@ def wait_in_every_way() -> bool:
     native = psplus.session._attachment.native
     assert native is not None
     server = native.server_pid
-    os.kill(server, signal.SIGSTOP)
+    stop_process(server)
     try:
         # Two slots are free; the third push waits for the server.
         works = [w.push(torch.ones(4), async_op=True) for _ in range(3)]

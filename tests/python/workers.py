@@ -184,6 +184,16 @@ def wait_for_file(path: Path) -> None:
         time.sleep(0.01)
 
 
+def stop_process(pid: int) -> None:
+    """Stop a process and wait until each of its threads stands, which a busy machine delays."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < deadline, f"process {pid} does not stop"
+            time.sleep(0.01)
+
+
 def run_program(
     *arguments: str, environment: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:

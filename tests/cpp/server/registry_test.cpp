@@ -111,10 +111,9 @@ TEST(Registry, ALayoutThatDiffersIsRefusedAndTheWorkerMayTryAgain) {
 
 TEST(Registry, WhoWaitsForARefusedWorkerIsToldWhenItEnds) {
   ServerHarness server;
-  for (const std::uint32_t rank : {0u, 1u, 2u}) server.attach(rank, 3);
-  TestWorker& zero = server.workers[0];
-  TestWorker& one = server.workers[1];
-  TestWorker& two = server.workers[2];
+  TestWorker& zero = server.attach(0, 3);
+  TestWorker& one = server.attach(1, 3);
+  TestWorker& two = server.attach(2, 3);
   server.open(zero, kStream, small(9));
   server.open(one, kStream, small(8));
   EXPECT_TRUE(zero.got<wire::Refused>().empty()) << "rank 1 may try again";
@@ -130,24 +129,27 @@ TEST(Registry, WhoWaitsForARefusedWorkerIsToldWhenItEnds) {
 
   TestWorker& corrected = server.attach(1, 3);
   server.open(corrected, kStream, small(9));
-  server.open(server.workers[0], kStream, small(9));
-  server.open(server.workers[2], kStream, small(9));
-  EXPECT_EQ(server.workers[2].got<wire::Refused>().size(), 1u);
-  EXPECT_TRUE(ready(server.workers[0]).provides);
-  EXPECT_TRUE(answered(server.workers[2]));
-  EXPECT_TRUE(answered(server.workers[3]));
+  server.open(zero, kStream, small(9));
+  server.open(two, kStream, small(9));
+  EXPECT_EQ(two.got<wire::Refused>().size(), 1u);
+  EXPECT_TRUE(ready(zero).provides);
+  EXPECT_TRUE(answered(two));
+  EXPECT_TRUE(answered(corrected));
 }
 
 TEST(Registry, ARefusedWorkerThatEndsDoesNotDisturbAJobThatHasBegun) {
   ServerHarness server;
-  for (const std::uint32_t rank : {0u, 1u}) server.open(server.attach(rank, 2), kStream, small(9));
-  EXPECT_TRUE(answered(server.workers[0]));
-  server.lose(server.workers[1]);
+  TestWorker& zero = server.attach(0, 2);
+  TestWorker& one = server.attach(1, 2);
+  server.open(zero, kStream, small(9));
+  server.open(one, kStream, small(9));
+  EXPECT_TRUE(answered(zero));
+  server.lose(one);
   TestWorker& again = server.attach(1, 2);
   server.open(again, kStream, small(8));
   ASSERT_EQ(again.got<wire::Refused>().size(), 1u);
   server.lose(again);
-  EXPECT_TRUE(server.workers[0].got<wire::Refused>().empty());
+  EXPECT_TRUE(zero.got<wire::Refused>().empty());
 }
 
 TEST(Registry, ASchemeThatDiffersNamesBoth) {
