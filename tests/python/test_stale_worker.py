@@ -4,6 +4,8 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,8 +34,12 @@ def least_squares() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return with_bias(images), targets, with_bias(test_images), test_labels
 
 
-def train(lr_scale: str) -> dict[str, float]:
-    """Rank 0 steps freely; each gradient of rank 1 waits until rank 0 has made `DELAY` steps."""
+def train(lr_scale: str, meeting: Path) -> dict[str, float]:
+    """Rank 0 steps freely; each gradient of rank 1 waits until rank 0 has made `DELAY` steps.
+
+    Rank 0 waits for the end of each step of rank 1, told by a file in ``meeting``: a push that is
+    in says nothing about the pull that comes after it.
+    """
     rank = psplus.config.read().rank
     x, y, test_x, test_labels = least_squares()
     x, y = x[rank::2], y[rank::2]
@@ -43,18 +49,24 @@ def train(lr_scale: str) -> dict[str, float]:
     curvature = torch.linalg.eigvalsh(x.T @ x / len(x)).max().item()
     optimizer = psplus.wrap(torch.optim.SGD([w], lr=2 * 1.5 / curvature), "asp", lr_scale=lr_scale)
 
-    def wait_for(other: int, steps: int) -> None:
-        while int(optimizer.step_vector[other]) < steps:
+    def wait_until(true: Callable[[], bool]) -> None:
+        while not true():
             time.sleep(0.0002)
 
+    def made_by_0(steps: int) -> bool:
+        return int(optimizer.step_vector[0]) >= steps
+
+    optimizer.synchronize()  # both have the first values before the first step
     for step in range(ROUNDS * (DELAY if rank == 0 else 1)):
         optimizer.zero_grad()
         ((x @ w - y).square().sum() / (2 * len(x))).backward()
         if rank == 1:
-            wait_for(0, (step + 1) * DELAY)
+            wait_until(partial(made_by_0, (step + 1) * DELAY))
         optimizer.step()
-        if rank == 0 and (step + 1) % DELAY == 0:
-            wait_for(1, (step + 1) // DELAY)
+        if rank == 1:
+            (meeting / f"{lr_scale}-{step + 1}").touch()
+        elif (step + 1) % DELAY == 0:
+            wait_until((meeting / f"{lr_scale}-{(step + 1) // DELAY}").exists)
     staleness = optimizer.stats.staleness_max
     optimizer.synchronize()
     with torch.no_grad():
@@ -64,12 +76,14 @@ def train(lr_scale: str) -> dict[str, float]:
     return {"staleness": float(staleness), "loss": loss, "accuracy": accuracy}
 
 
-def both_ways() -> list[dict[str, float]]:
-    return [train("constant"), train("inverse_staleness")]
+def both_ways(meeting: str) -> list[dict[str, float]]:
+    return [train(policy, Path(meeting)) for policy in ("constant", "inverse_staleness")]
 
 
-def test_c61_damping_by_staleness_saves_a_run_that_diverges(workers: Workers) -> None:
-    for rank, (constant, damped) in enumerate(workers(both_ways, 2)):
+def test_c61_damping_by_staleness_saves_a_run_that_diverges(
+    workers: Workers, clean_job: Path
+) -> None:
+    for rank, (constant, damped) in enumerate(workers(both_ways, 2, meeting=str(clean_job))):
         if rank == 1:
             assert constant["staleness"] >= DELAY
         assert not constant["loss"] < 100.0, constant  # it began at 0.5
