@@ -1,4 +1,4 @@
-# Functions that declare C++ tests and benchmarks.
+# Functions that declare C++ tests.
 
 # Of tests' own code, which is compiled more often than it runs. To be linked after psplus_options,
 # whose level it replaces.
@@ -58,15 +58,6 @@ function(psplus_add_test name)
     DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS ${ARG_LABEL} PROCESSORS ${ARG_PROCESSORS})
-endfunction()
-
-# psplus_add_benchmark(<name> <source>... [LIBRARIES <target>...])
-function(psplus_add_benchmark name)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "LIBRARIES")
-  add_executable(${name} ${ARG_UNPARSED_ARGUMENTS})
-  target_compile_options(${name} PRIVATE -Wconversion)
-  target_link_libraries(${name} PRIVATE psplus_core psplus_options benchmark::benchmark
-                                        ${ARG_LIBRARIES})
 endfunction()
 
 # psplus_mutate(<variable> <name> <source below csrc> (<old text> <new text>)...)
