@@ -3,7 +3,6 @@
 import atexit
 import logging
 import os
-import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -87,16 +86,9 @@ class Session:
                     timeout=self._timeout,
                     straggler_timeout=straggler_timeout,
                 )
-            except BaseException as error:
+            except BaseException:
                 with suppress(OSError):  # a server lives in it, or has written its log
                     Path(directory).rmdir()
-                if isinstance(error, RuntimeError):
-                    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-                    raise Error(
-                        f"psplus could not start its thread: {error}; this user may have {limit} "
-                        "processes and threads (RLIMIT_NPROC): end some, or raise it with "
-                        "`ulimit -u`"
-                    ) from error
                 raise
             # Read again: a worker that runs alone has been given a name by job_directory().
             _attachment.native, _attachment.job = native, config.read()

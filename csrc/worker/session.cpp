@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include <pthread.h>
@@ -12,6 +13,7 @@
 #include "base/format.hpp"
 #include "base/futex.hpp"
 #include "base/host_name.hpp"
+#include "base/process_limits.hpp"
 #include "runtime/shm/job_files.hpp"
 
 namespace psplus::worker {
@@ -48,8 +50,12 @@ Result<std::shared_ptr<Session>> Session::connect(SessionOptions options) {
   std::shared_ptr<Session> session{new Session(std::move(options))};
   session->nudge_ = UniqueFd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!session->nudge_) return Status::from_errno("eventfd", "a session", errno);
-  session->thread_ = std::make_unique<std::jthread>(
-      [raw_session = session.get()](std::stop_token stop) noexcept { raw_session->run(stop); });
+  try {
+    session->thread_ = std::make_unique<std::jthread>(
+        [raw_session = session.get()](std::stop_token stop) noexcept { raw_session->run(stop); });
+  } catch (const std::system_error& error) {
+    return cannot_start("psplus's thread", error.code().value());
+  }
   const Deadline deadline = Deadline::after(session->options_.timeout + kGrace);
   std::unique_lock lock(session->mutex_);
   while (!session->attached_ && session->failure_.ok()) {

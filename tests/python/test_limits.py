@@ -115,7 +115,7 @@ def start_few(more: int, server: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        (0, "psplus could not start its thread"),
+        (0, "psplus's thread could not be started"),
         (1, "psplus-server could not be started"),
         (2, "psplus-server could not be started"),  # the process, but not the one that it forks
     ],
