@@ -120,7 +120,8 @@ std::int64_t GradientWatch::first_nonfinite() {
     const at::Tensor& gradient = params_[i].grad();
     if (!gradient.defined()) continue;
     if (!is_readable(gradient)) return -2;
-    if (!seen_[i]->is_of(gradient)) seen_[i]->look(gradient);
+    // What was bad may have been mended through `.data`, which moves no version counter.
+    if (!seen_[i]->is_of(gradient) || !seen_[i]->finite) seen_[i]->look(gradient);
     if (!seen_[i]->finite && first < 0) first = static_cast<std::int64_t>(i);
   }
   return first;

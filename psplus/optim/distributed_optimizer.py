@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from psplus.errors import Error
 from psplus.optim.engine import Closure, Engine
+from psplus.optim.step_hooks import StepCall
 from psplus.session import check_timeout
 from psplus.stats import Stats
 
@@ -100,14 +101,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 was changed from outside since the last step.
             psplus.ConfigError: For a sparse gradient, or a policy's wrong value.
         """
-        args = () if closure is None else (closure,)
-        for pre_hook in list(self._optimizer_step_pre_hooks.values()):
-            changed = pre_hook(self, args, {})
-            if changed is not None:
-                args = changed[0]
-        loss = self._engine.step(*args) if args else self._engine.step(None)
-        for post_hook in list(self._optimizer_step_post_hooks.values()):
-            post_hook(self, args, {})
+        call = StepCall(self, closure)
+        loss = self._engine.step(call.run_pre_hooks(self._optimizer_step_pre_hooks.values()))
+        call.run_post_hooks(self._optimizer_step_post_hooks.values())
         return loss
 
     # Tells torch not to wrap step() once more: hooks for all optimizers, and the profiler's range,
@@ -159,6 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `publish()`. With ``placement="server"`` the state waits for `publish()` of this worker,
         and is dropped, with a warning, at a `step()` without one.
         """
+        state_dict = state_dict.copy()  # which hooks may change, as with torch
         for pre_hook in list(self._optimizer_load_state_dict_pre_hooks.values()):
             changed = pre_hook(self, state_dict)
             state_dict = state_dict if changed is None else changed

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -159,15 +160,16 @@ class LocalEngine(Engine):
     def _first_nonfinite(self) -> str | None:
         if self._check is None:
             return None
-        if self._optimizer_has_grown():
+        if self._optimizer_has_changed():
             self._parameters = _renumbered(self._optimizer, self._parameters)
             self._check.stop()
             self._check = GradientCheck(self._parameters)
         return self._check.first_bad()
 
-    def _optimizer_has_grown(self) -> bool:
-        held = sum(len(group["params"]) for group in self._optimizer.param_groups)
-        return held != len(self._parameters)
+    def _optimizer_has_changed(self) -> bool:
+        held = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
+        known = [p.tensor for p in self._parameters]
+        return len(held) != len(known) or not all(map(is_, held, known))
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -205,7 +207,7 @@ class LocalEngine(Engine):
 def _renumbered(
     optimizer: torch.optim.Optimizer, known: Sequence[NamedParameter]
 ) -> list[NamedParameter]:
-    """All parameters of the optimizer; those added since the start are named by group.index."""
+    """All parameters of the optimizer; those that came since the start are named by group.index."""
     names = {id(p.tensor): p.name for p in known}
     return [
         NamedParameter(names.get(id(tensor), f"{g}.{i}"), tensor, g)

@@ -124,7 +124,7 @@ class FusedOptimizer:
 
     def prepare(self) -> "PreparedStep | None":
         """The step with the gradients at hand, or None if it must go the generic way."""
-        if self._is_observed() or any(_is_special(g) for g in self._optimizer.param_groups):
+        if self.is_observed() or any(_is_special(g) for g in self._optimizer.param_groups):
             return None
         groups = []
         for group in self._optimizer.param_groups:
@@ -141,7 +141,7 @@ class FusedOptimizer:
         native = _C.FusedStep.prepare(self._parameters, groups)
         return None if native is None else PreparedStep(native, self._optimizer, self._parameters)
 
-    def _is_observed(self) -> bool:
+    def is_observed(self) -> bool:
         """Whether somebody relies on the optimizer's own step() being called."""
         optimizer = self._optimizer
         own_step = vars(optimizer).get("step")

@@ -9,6 +9,7 @@ from typing_extensions import override
 from psplus.optim.engine import Closure
 from psplus.optim.placement import PlacedOptimizer, refusal
 from psplus.optim.skipping import count_as_step
+from psplus.optim.step_hooks import StepCall
 from psplus.optim.turn import StepTurn, TurnState
 from psplus.profiling import named_range
 from psplus.schemes.base import Scheme
@@ -35,10 +36,17 @@ class GradientTurn(StepTurn):
     def compute(self) -> None:
         state = self._state
         state.stream.begin_step()
-        self._run_hooks("pre")
-        if self._closure is not None:
+        optimizer = state.optimizer
+        call = StepCall(optimizer, self._closure)
+        closure = call.run_pre_hooks(
+            chain(
+                torch_optimizer._global_optimizer_pre_hooks.values(),
+                optimizer._optimizer_step_pre_hooks.values(),
+            )
+        )
+        if closure is not None:
             with torch.enable_grad():
-                self.loss = self._closure()
+                self.loss = closure()
         bad = self._look_at_gradients()
         if bad is not None:
             self._skip_for_gradient(bad)
@@ -53,8 +61,13 @@ class GradientTurn(StepTurn):
         if place >= 0 and state.nonfinite != "allow":
             self._skip_for_gradient(state.parameters[place].name)
             return
-        count_as_step(state.optimizer)
-        self._run_hooks("post")
+        count_as_step(optimizer)
+        call.run_post_hooks(
+            chain(
+                optimizer._optimizer_step_post_hooks.values(),
+                torch_optimizer._global_optimizer_post_hooks.values(),
+            )
+        )
 
     @override
     def publish(self, lam: float) -> None:
@@ -72,11 +85,3 @@ class GradientTurn(StepTurn):
         if not self._has_pushed:
             raise refusal(self._scheme)
         super().pull(local_scale)
-
-    def _run_hooks(self, when: str) -> None:
-        """Call what is to be called around the inner optimizer's step, as torch does."""
-        optimizer = self._state.optimizer
-        own = getattr(optimizer, f"_optimizer_step_{when}_hooks").values()
-        shared = getattr(torch_optimizer, f"_global_optimizer_{when}_hooks").values()
-        for hook in list(chain(shared, own) if when == "pre" else chain(own, shared)):
-            hook(optimizer, (), {})

@@ -73,8 +73,9 @@ class WriteGuard:
             self.check_kinds()
             raise Error(
                 f"parameter {name!r} was changed outside of psplus since its last step; call "
-                "publish() after such a change to make it everybody's, or pass "
-                "outside_writes='ignore' to have it overwritten"
+                "publish() after such a change to make it everybody's, pull() to take the servers' "
+                "values instead (after a step that failed, for one), or pass "
+                "outside_writes='ignore' to have such changes overwritten"
             )
 
     def check_kinds(self) -> None:
@@ -100,9 +101,9 @@ class WriteGuard:
             return False
         views, owners = defaultdict(list), defaultdict(list)
         for i, tensor in enumerate(self._tensors):
-            view = _sample_view(tensor)
-            views[view.dtype].append(view)
-            owners[view.dtype].extend([i] * view.numel())
+            for view in _sample_views(tensor):
+                views[view.dtype].append(view)
+                owners[view.dtype].extend([i] * view.numel())
         self._views, self._owners, self._places = dict(views), dict(owners), places
         return True
 
@@ -119,13 +120,24 @@ class WriteGuard:
         return next(name for name, new, old in pairs if new != old)
 
 
-def _sample_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of at most 16 elements, evenly spread; no copy, so it shows later writes."""
-    flat = tensor.detach()
-    if flat.is_complex():
-        flat = torch.view_as_real(flat)
-    flat = flat.permute(sorted(range(flat.dim()), key=flat.stride, reverse=True))
-    while flat.dim() > 1 and flat.numel() > 0 and not flat.is_contiguous():
-        flat = flat.select(0, 0)  # there are gaps in memory: one slice is sampled
-    flat = flat.reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // _SAMPLES))]
+def _sample_views(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Views of at most 16 elements, evenly spread; no copies, so they show later writes.
+
+    The elements are the same wherever they lie: another memory format alone is no change.
+    """
+    whole = tensor.detach()
+    parts = torch.view_as_real(whole).unbind(-1) if whole.is_complex() else (whole,)
+    step = max(1, -(-whole.numel() // _SAMPLES))
+    if whole.is_contiguous():
+        return [part.view(-1)[::step] for part in parts]
+    places = [_unravel(at, whole.shape) for at in range(0, whole.numel(), step)]
+    return [part[place].view(1) for part in parts for place in places]
+
+
+def _unravel(at: int, shape: torch.Size) -> tuple[int, ...]:
+    """The index of the element at ``at`` in row-major order."""
+    index: list[int] = []
+    for size in reversed(shape):
+        at, rest = divmod(at, size)
+        index.insert(0, rest)
+    return tuple(index)

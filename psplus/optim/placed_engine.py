@@ -9,6 +9,7 @@ from typing_extensions import override
 from psplus.optim.blob import describe
 from psplus.optim.checks import declare_parameters
 from psplus.optim.engine import Closure
+from psplus.optim.exclusive import exclusive
 from psplus.optim.gradient_turn import GradientTurn
 from psplus.optim.names import NamedParameter
 from psplus.optim.placement import PlacedOptimizer
@@ -48,6 +49,7 @@ class PlacedEngine(ServerEngine):
         """The servers have it."""
 
     @override
+    @exclusive
     def step(self, closure: Closure | None) -> Any:
         if self._placed.has_state:
             _log.warning(
@@ -82,6 +84,7 @@ class PlacedEngine(ServerEngine):
             optimizer.state.pop(p.tensor, None)
 
     @override
+    @exclusive
     def publish(self) -> None:
         self._check_ready("publish()")
         if self._placed.has_state:
@@ -90,6 +93,7 @@ class PlacedEngine(ServerEngine):
         self._placed.forget_state()
 
     @override
+    @exclusive
     def state_dict(self) -> dict[str, Any]:
         if self._placed.has_state:  # loaded, and not yet published
             return super().state_dict()

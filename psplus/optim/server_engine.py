@@ -217,7 +217,7 @@ class ServerEngine(Exclusive, Engine):
     @override
     def evaluation(self) -> Iterator[None]:
         self._check_ready("evaluation()")
-        with named_range("psplus.evaluation"), self._cut():
+        with self._alone("evaluation"), named_range("psplus.evaluation"), self._cut():
             yield
 
     @contextmanager

@@ -84,8 +84,8 @@ class StepTurn(Turn):
     def compute(self) -> None:
         state = self._state
         state.stream.begin_step()
-        if self._closure is not None and state.fused is not None:
-            # These optimizers evaluate it once, before anything else.
+        if self._closure is not None and state.fused is not None and not state.fused.is_observed():
+            # These optimizers evaluate it once, before anything but their hooks.
             with torch.enable_grad():
                 self.loss = self._closure()
             self._closure = None
@@ -109,6 +109,9 @@ class StepTurn(Turn):
                 self.loss = found.loss
                 self._skip_for_gradient(found.name)
                 return
+            # A hook of the optimizer may have made one.
+            made = (tensor.grad is not None for tensor in state.tensors)
+            self._carried = [any(pair) for pair in zip(self._carried, made, strict=True)]
             bad = state.stream.write_delta(state.tensors, self._carried)
         self._skipped_for_update(bad)
 

@@ -75,6 +75,16 @@ def outside_writes() -> None:
     optimizer.pull()
     step(model, optimizer)
 
+    image = nn.Conv2d(3, 4, 3, dtype=torch.complex64)
+    of_images = wrapped(image)
+    image.to(memory_format=torch.channels_last)  # the same values
+    for p in image.parameters():
+        p.grad = torch.ones_like(p)
+    of_images.step()
+    image.weight.data[-1].imag += 1.0
+    with pytest.raises(psplus.Error, match=r"'weight' was changed outside"):
+        of_images.step()
+
     relaxed_model = make_model()
     relaxed = wrapped(relaxed_model, outside_writes="ignore")
     by_method(relaxed_model[0].bias)
@@ -476,7 +486,8 @@ def step_on_two_threads() -> str:
     thread = threading.Thread(target=optimizer.step, args=(closure,))
     thread.start()
     assert entered.wait(20)
-    for call in (optimizer.step, optimizer.pull, optimizer.publish, optimizer.synchronize):
+    calls = [optimizer.step, optimizer.pull, optimizer.publish, optimizer.synchronize]
+    for call in [*calls, optimizer.evaluation().__enter__]:
         with pytest.raises(psplus.Error, match="another thread") as caught:
             call()
     go_on.set()

@@ -66,6 +66,8 @@ def test_found_when_accumulated_or_written_by_hand() -> None:
     assert check.first_bad() is None
     p.grad = torch.full_like(p, float("nan"))
     assert check.first_bad() == "p0"
+    p.grad.data.nan_to_num_()  # moves no counter: what was bad is looked at again
+    assert check.first_bad() is None
 
 
 def test_a_new_gradient_at_an_old_address_is_looked_at() -> None:
