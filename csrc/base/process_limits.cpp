@@ -36,6 +36,14 @@ std::string limit_behind(int error_number) {
   }
 }
 
+void raise_to_hard_limit(int resource) noexcept {
+  const auto which = static_cast<decltype(RLIMIT_NOFILE)>(resource);
+  rlimit limit{};
+  if (::getrlimit(which, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(which, &limit);
+}
+
 Status cannot_start(std::string_view what, int error_number) {
   std::string text =
       formatted("{} could not be started: {}", what, std::generic_category().message(error_number));

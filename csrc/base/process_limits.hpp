@@ -12,6 +12,9 @@ namespace psplus {
 /// errors.
 [[nodiscard]] std::string limit_behind(int error_number);
 
+/// Raises the soft limit on `resource` (RLIMIT_NOFILE and so on) to the hard one, if it may.
+void raise_to_hard_limit(int resource) noexcept;
+
 /// kNoSpace: `what`, a process or thread, could not be started because of `error_number`.
 [[nodiscard]] Status cannot_start(std::string_view what, int error_number);
 

@@ -23,6 +23,16 @@ bool interrupted() {
   return PyErr_CheckSignals() != 0;
 }
 
+/// Through Python's logging, from whichever thread waits.
+void warn(const std::string& text) {
+  const py::gil_scoped_acquire gil;
+  try {
+    py::module_::import("logging").attr("getLogger")("psplus").attr("warning")("%s", text);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("a warning of psplus");
+  }
+}
+
 std::shared_ptr<Session> connect(std::string job_dir, std::string server_path, std::uint32_t rank,
                                  std::uint32_t world_size, double timeout,
                                  double straggler_timeout) {
@@ -34,6 +44,7 @@ std::shared_ptr<Session> connect(std::string job_dir, std::string server_path, s
   options.timeout = to_duration(timeout);
   options.straggler_timeout = to_duration(straggler_timeout);
   options.interrupted = interrupted;
+  options.warn = warn;
   auto session = [&] {
     const py::gil_scoped_release no_gil;
     return Session::connect(std::move(options));

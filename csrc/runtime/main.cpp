@@ -17,6 +17,7 @@
 
 #include "base/exit_status.hpp"
 #include "base/format.hpp"
+#include "base/process_limits.hpp"
 #include "base/unix_socket.hpp"
 #include "runtime/shm/job_files.hpp"
 #include "runtime/shm/server.hpp"
@@ -51,12 +52,7 @@ void detach_from_starter(const std::string& job_dir) {
   if (::chdir("/") != 0) std::perror("chdir");
   // Segments cost descriptors, and are files; a worker's terminal or launcher may set low soft
   // limits.
-  for (const auto resource : {RLIMIT_NOFILE, RLIMIT_FSIZE}) {
-    rlimit limit{};
-    if (::getrlimit(resource, &limit) != 0) continue;
-    limit.rlim_cur = limit.rlim_max;
-    ::setrlimit(resource, &limit);
-  }
+  for (const int resource : {RLIMIT_NOFILE, RLIMIT_FSIZE}) psplus::raise_to_hard_limit(resource);
   // Signals meant for the workers' terminal; the server ends when they do.
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGHUP, SIG_IGN);

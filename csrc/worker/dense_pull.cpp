@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/format.hpp"
 #include "base/futex.hpp"
@@ -18,17 +19,19 @@ constexpr nanoseconds kLook = milliseconds{100};
 
 Status DenseStream::wait(std::string_view what, const std::function<bool()>& ready, Gate gate) {
   const TimePoint since = Clock::now();
+  bool told = false;
   for (;;) {
     const bool done = wait_until(mail().wake, Deadline::after(kLook), ready);
     if (done) {
       counters_.waited += Clock::now() - since;
       return {};
     }
-    if (Status status = still_hopeful(what, since, gate); !status.ok()) return status;
+    if (Status status = still_hopeful(what, since, gate, told); !status.ok()) return status;
   }
 }
 
-Status DenseStream::still_hopeful(std::string_view what, TimePoint since, Gate gate) const {
+Status DenseStream::still_hopeful(std::string_view what, TimePoint since, Gate gate,
+                                  bool& told) const {
   if (Status status = session_->check_server(since, options_.timeout); !status.ok()) return status;
   if (queue_.closed() && !closed_)
     return {StatusCode::kClosed, "the server expelled this worker and closed its queue"};
@@ -36,10 +39,13 @@ Status DenseStream::still_hopeful(std::string_view what, TimePoint since, Gate g
   if (waited < options_.timeout) return {};
   bool all_alive = true;
   const std::string who = missing_workers(since, gate, all_alive);
-  if (all_alive && waited < options_.straggler_timeout) return {};
-  return {StatusCode::kTimeout,
-          formatted("rank {} waited {:.1f} s for {}; {}", raw(session_->options().rank),
-                    to_seconds(waited), what, who)};
+  const std::string text = formatted("rank {} waited {:.1f} s for {}; {}",
+                                     raw(session_->options().rank), to_seconds(waited), what, who);
+  if (!all_alive || waited >= options_.straggler_timeout) return {StatusCode::kTimeout, text};
+  if (!std::exchange(told, true))
+    session_->options().warn(formatted("{}; it goes on waiting, straggler_timeout is {:g} s", text,
+                                       to_seconds(options_.straggler_timeout)));
+  return {};
 }
 
 /// Names the workers that the stream's gates wait for, and whether each has shown life.

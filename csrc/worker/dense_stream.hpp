@@ -186,7 +186,9 @@ class DenseStream {
   /// be behind.
   Status wait(std::string_view what, const std::function<bool()>& ready, Gate gate = Gate::kStep);
   /// Why a wait that began at `since` must end: server silent, or a peer silent or too slow.
-  [[nodiscard]] Status still_hopeful(std::string_view what, TimePoint since, Gate gate) const;
+  /// `told`: whether this wait has warned of slow workers.
+  [[nodiscard]] Status still_hopeful(std::string_view what, TimePoint since, Gate gate,
+                                     bool& told) const;
   [[nodiscard]] std::string missing_workers(TimePoint since, Gate gate, bool& all_alive) const;
   Status wait_applied();
   Status request_cut();

@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/format.hpp"
@@ -48,6 +49,7 @@ Session::Session(SessionOptions options) : options_(std::move(options)), process
 
 Result<std::shared_ptr<Session>> Session::connect(SessionOptions options) {
   std::shared_ptr<Session> session{new Session(std::move(options))};
+  raise_to_hard_limit(RLIMIT_NOFILE);  // this process holds a descriptor of every segment
   session->nudge_ = UniqueFd{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   if (!session->nudge_) return Status::from_errno("eventfd", "a session", errno);
   try {
@@ -91,8 +93,30 @@ Status Session::send(const wire::ToServer& message, const std::vector<int>& fds)
 
 Result<wire::ToWorker> Session::ask(const wire::ToServer& request, const std::vector<int>& fds,
                                     const std::function<Status()>& still_hopeful) {
-  const std::scoped_lock one_at_a_time(requests_);
   std::unique_lock lock(mutex_);
+  const auto look = [&] {
+    lock.unlock();
+    const Status hopeful =
+        options_.interrupted() ? Status{StatusCode::kClosed, "interrupted"} : still_hopeful();
+    lock.lock();
+    return hopeful;
+  };
+  while (asking_) {
+    changed_.wait_for(lock, kLook);
+    if (!asking_) break;
+    if (Status hopeful = look(); !hopeful.ok()) return hopeful;
+  }
+  asking_ = true;
+  const auto result = ask_alone(request, fds, lock, look);
+  asking_ = false;
+  changed_.notify_all();
+  return result;
+}
+
+Result<wire::ToWorker> Session::ask_alone(const wire::ToServer& request,
+                                          const std::vector<int>& fds,
+                                          std::unique_lock<std::mutex>& lock,
+                                          const std::function<Status()>& look) {
   std::uint32_t asked_in = 0;  // life_ counts from 1
   answer_.reset();
   // Also an extent that has been opened before, by a caller that then failed, gets an answer.
@@ -113,11 +137,7 @@ Result<wire::ToWorker> Session::ask(const wire::ToServer& request, const std::ve
     }
     changed_.wait_for(lock, kLook);
     if (answer_ || !failure_.ok()) continue;
-    lock.unlock();
-    const Status hopeful =
-        options_.interrupted() ? Status{StatusCode::kClosed, "interrupted"} : still_hopeful();
-    lock.lock();
-    if (!hopeful.ok()) return hopeful;
+    if (Status hopeful = look(); !hopeful.ok()) return hopeful;
   }
 }
 

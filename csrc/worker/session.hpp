@@ -31,13 +31,15 @@ struct SessionOptions {
   nanoseconds straggler_timeout = std::chrono::seconds{1800};
   /// Asked about ten times a second by waiting calls; true ends the wait with kClosed.
   std::function<bool()> interrupted = [] { return false; };
+  /// Told, once a wait, when those waited for are alive but slower than `timeout`.
+  std::function<void(const std::string&)> warn = [](const std::string&) {};
 };
 
 /// A worker's attachment to its host's server. A thread of its own answers for this process while
 /// the others compute: it takes descriptors, counts the heartbeat, and starts a successor when the
 /// server dies.
 ///
-/// Thread safety: all methods from any thread. Lock order: requests_, then mutex_.
+/// Thread safety: all methods from any thread.
 class Session {
  public:
   /// Attaches, starting a server if there is none. kTimeout, kConfig, kPeerLost as the messages
@@ -91,6 +93,10 @@ class Session {
   Status welcome(const wire::Welcome& message, std::vector<UniqueFd> fds);
   void fail(Status status);
   void wake_waiters() noexcept;
+  /// ask() once no other request is unanswered; `lock` is on mutex_, and `look` lets go of it.
+  Result<wire::ToWorker> ask_alone(const wire::ToServer& request, const std::vector<int>& fds,
+                                   std::unique_lock<std::mutex>& lock,
+                                   const std::function<Status()>& look);
   [[nodiscard]] Status send(const wire::ToServer& message, const std::vector<int>& fds);
 
   const SessionOptions options_;
@@ -108,9 +114,9 @@ class Session {
   std::atomic<Epoch> epoch_{};
   std::atomic<std::uint32_t> restarts_{0};
 
-  std::mutex requests_;       ///< one request at a time is unanswered
   mutable std::mutex mutex_;  ///< guards everything below but thread_
   std::condition_variable changed_;
+  bool asking_ = false;  ///< a request is unanswered; the next one waits
   UnixSocket socket_;
   UniqueFd server_process_;
   UniqueFd doorbell_;

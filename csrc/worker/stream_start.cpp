@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/format.hpp"
@@ -92,6 +93,7 @@ Result<wire::StreamReady> register_extent(Session& session, const StreamOptions&
   TimePoint last_arrival = Clock::now();
   const TimePoint began = last_arrival;
   std::size_t arrived = 0;
+  bool told = false;
   const auto still_hopeful = [&]() -> Status {
     if (Status status = session.check_server(began, options.timeout); !status.ok()) return status;
     if (extent != StreamExtent{}) return wait_for_sessions(session, options, began);
@@ -103,12 +105,24 @@ Result<wire::StreamReady> register_extent(Session& session, const StreamOptions&
     const std::uint32_t world = session.options().world_size;
     const bool all_attached = roll.attached.size() >= world;
     const auto silent = Clock::now() - last_arrival;
-    if (silent < (all_attached ? options.straggler_timeout : options.timeout)) return {};
+    if (silent < options.timeout) return {};
     constexpr std::size_t kNamed = 20;  // a wrong WORLD_SIZE makes many
     std::vector<std::uint32_t> missing;
     for (std::uint32_t rank = 0; rank < world && missing.size() < kNamed; ++rank)
       if (!roll.registered.contains(rank)) missing.push_back(rank);
     const std::size_t unnamed = world - roll.registered.size() - missing.size();
+    const std::string who =
+        formatted("rank {}{} {} missing after {:.1f} s without an arrival", joined(missing, ", "),
+                  unnamed == 0 ? "" : formatted(" and {} more", unnamed),
+                  missing.size() == 1 ? "is" : "are", to_seconds(silent));
+    if (all_attached && silent < options.straggler_timeout) {
+      if (!std::exchange(told, true))
+        session.options().warn(
+            formatted("rank {} waits for others to wrap their optimizers; {}, though attached; "
+                      "straggler_timeout is {:g} s",
+                      raw(session.options().rank), who, to_seconds(options.straggler_timeout)));
+      return {};
+    }
     std::string fix;
     for (const std::uint32_t rank : missing)
       if (const auto left = roll.gone.find(rank); left != roll.gone.end())
@@ -119,11 +133,7 @@ Result<wire::StreamReady> register_extent(Session& session, const StreamOptions&
           "Start all ranks with the same PSPLUS_JOB (or under one torchrun), by one user, with the "
           "same TMPDIR and PSPLUS_HOST_ID, or set WORLD_SIZE to the number of workers";
     return {StatusCode::kTimeout,
-            formatted("{} of {} workers joined; rank {}{} {} missing after {:.1f} s without an "
-                      "arrival. {}",
-                      roll.registered.size(), world, joined(missing, ", "),
-                      unnamed == 0 ? "" : formatted(" and {} more", unnamed),
-                      missing.size() == 1 ? "is" : "are", to_seconds(silent), fix)};
+            formatted("{} of {} workers joined; {}. {}", roll.registered.size(), world, who, fix)};
   };
   auto answer = session.ask(wire::OpenStream{.stream = options.stream,
                                              .extent = extent,

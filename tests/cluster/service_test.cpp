@@ -6,6 +6,7 @@
 #include <thread>
 
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -125,6 +126,82 @@ TEST_F(ServiceTest, AServerWithoutDescriptorsGoesOnLater) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_LE(after, before + 6);  // a try at each tick, or two
   const auto session = require(worker::Session::connect(session_options(job_, 0, 1)));
+  EXPECT_OK(session->close(std::chrono::seconds{30}));
+}
+
+/// What a worker that is no psplus might send; the server ends its connection and goes on.
+TEST_F(ServiceTest, WhatAClientSendsEndsItsConnectionOnly) {
+  expected_in_log_ = "";
+  const auto session = require(worker::Session::connect(session_options(job_, 0, 2)));
+  const Deadline limit = Deadline::after(std::chrono::seconds{60});
+  const std::string path = shm::socket_path(job_.path().string());
+  const UniqueFd self = require(open_pidfd(::getpid()));
+  const UniqueFd tiny{::memfd_create("tiny", MFD_CLOEXEC)};
+  ASSERT_EQ(::ftruncate(tiny.get(), 1), 0);
+  const wire::Attach attach{
+      .rank = Rank{1}, .world_size = 2, .process = static_cast<std::uint32_t>(::getpid())};
+  const auto ends = [&](const UnixSocket& client) {
+    for (;;) {
+      const auto message = client.receive(limit);
+      if (message.ok()) continue;
+      return message.status().code() == StatusCode::kPeerLost;
+    }
+  };
+  const auto open = [](std::uint64_t layout_bytes, std::uint64_t blob_bytes) {
+    return wire::encode(
+        wire::OpenStream{.layout_bytes = layout_bytes, .blob_bytes = blob_bytes, .has_blob = true});
+  };
+  const std::vector<int> no_fds;
+  const std::vector<int> one{tiny.get()};
+  const std::vector<int> two{tiny.get(), tiny.get()};
+  const std::vector<std::byte> garbage(100, std::byte{0xa5});
+  struct Sent {
+    bool attaches;
+    std::vector<std::byte> bytes;
+    const std::vector<int>& fds;
+    const char* told;
+  };
+  const std::vector<Sent> cases{
+      {false, garbage, no_fds, ""},
+      {false, wire::encode(attach), no_fds, "without its pidfd"},
+      {true, garbage, no_fds, ""},
+      {true, open(1, 1), one, "a damaged request to open a stream"},
+      {true, open(1, std::uint64_t{1} << 41), two, "a damaged request to open a stream"},
+      {true, open(1, std::uint64_t{1} << 39), two, "a blob is cut short"},
+      {true, open(std::uint64_t{1} << 29, 1), two, "a layout is cut short"},
+  };
+  for (const Sent& sent : cases) {
+    const std::size_t lines = lines_in_log();
+    const UnixSocket client = require(UnixSocket::connect(path));
+    if (sent.attaches) {
+      const std::vector<int> fds{self.get()};
+      ASSERT_OK(client.send(wire::encode(attach), fds, limit));
+    }
+    ASSERT_OK(client.send(sent.bytes, sent.fds, limit));
+    EXPECT_TRUE(ends(client)) << sent.told;
+    const std::scoped_lock lock(log_mutex_);
+    const std::vector<std::string> told(log_.begin() + static_cast<std::ptrdiff_t>(lines),
+                                        log_.end());
+    EXPECT_THAT(told, ::testing::Contains(::testing::HasSubstr(sent.told)));
+  }
+  EXPECT_OK(session->failure());
+  EXPECT_OK(session->close(std::chrono::seconds{30}));
+}
+
+/// Its segments are not touched either: a stream is registered whose shard is not handed over.
+TEST_F(ServiceTest, WhoHoldsTheLockIsNotReplaced) {
+  expected_in_log_ = "";
+  const auto session = require(worker::Session::connect(session_options(job_, 0, 1)));
+  auto stream = require(worker::DenseStream::open(
+      session, {}, store::ExtentLayout{{{"w", DType::float64, {4}}}, 256}, {}));
+  const auto control = session->segment(store::SegmentKind::kControl, ExtentId{});
+  ASSERT_NE(control, nullptr);
+  std::vector<UniqueFd> segments;
+  segments.emplace_back(::dup(control->fd().get()));
+  const auto successor = shm::Server::open(job_.path().string(), std::move(segments),
+                                           server::Config{}, [](const std::string&) {});
+  EXPECT_THAT(successor, testing::FailsWith(StatusCode::kPeerLost, "still holds its segments"));
+  EXPECT_OK(stream->close(std::chrono::seconds{30}));
   EXPECT_OK(session->close(std::chrono::seconds{30}));
 }
 

@@ -1,11 +1,11 @@
 """Each error of this version, triggered for real."""
 
 import builtins
+import logging
 import os
 import re
 import secrets
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -299,9 +299,11 @@ def test_a_frozen_peer_is_named_by_the_timeout(clean_job: Path) -> None:
     assert 1.0 <= ended.result["seconds"] < 3.0
 
 
-def wait_for_one_that_sleeps(scheme: str, **bound: int) -> bool:
+def wait_for_one_that_sleeps(scheme: str, **bound: int) -> list[str]:
     """Rank 1 is busy elsewhere, longer than the time-out: with a checkpoint, a validation."""
     rank = psplus.config.read().rank
+    told: list[str] = []
+    logging.getLogger("psplus").addFilter(lambda record: told.append(record.getMessage()) or True)
     model = make_model()
     optimizer = wrapped(model, scheme, timeout=1.0, straggler_timeout=30.0, **bound)
     for number in range(4):
@@ -312,14 +314,20 @@ def wait_for_one_that_sleeps(scheme: str, **bound: int) -> bool:
         time.sleep(2.5)
     optimizer.synchronize()
     optimizer.close()
-    return True
+    return told
 
 
 @pytest.mark.parametrize(
     ("scheme", "bound"), [("bsp", {}), ("ssp", {"staleness_bound": 0}), ("ps+", {})]
 )
 def test_a_busy_peer_is_not_silent(workers: Workers, scheme: str, bound: dict[str, int]) -> None:
-    assert workers(wait_for_one_that_sleeps, 2, scheme=scheme, **bound) == [True, True]
+    waited, slept = workers(wait_for_one_that_sleeps, 2, scheme=scheme, **bound)
+    assert slept == []
+    in_step = scheme != "ps+"  # whose bound is not reached
+    assert len(waited) == 1 + in_step, waited
+    for line in waited:
+        assert re.search(r"rank 0 waited 1\.\d s for .*; rank 1 \(process \d+\) is at step", line)
+        assert line.endswith("and alive; it goes on waiting, straggler_timeout is 30 s")
 
 
 def wait_at_a_barrier_alone() -> str:
@@ -470,36 +478,6 @@ def test_a_peer_that_came_and_ended_is_named(workers: Workers) -> None:
     message, process = workers(end_at_once, 2)
     assert "1 of 2 workers joined; rank 1 is missing" in message
     assert f"Rank 1 came as process {process} and ended" in message
-
-
-def step_on_two_threads() -> str:
-    model = make_model()
-    optimizer = wrapped(model)
-    entered, go_on = threading.Event(), threading.Event()
-
-    def closure() -> float:
-        entered.set()
-        assert go_on.wait(20)
-        gradients_at(model, 0, 0)
-        return 0.0
-
-    thread = threading.Thread(target=optimizer.step, args=(closure,))
-    thread.start()
-    assert entered.wait(20)
-    calls = [optimizer.step, optimizer.pull, optimizer.publish, optimizer.synchronize]
-    for call in [*calls, optimizer.evaluation().__enter__]:
-        with pytest.raises(psplus.Error, match="another thread") as caught:
-            call()
-    go_on.set()
-    thread.join()
-    step(model, optimizer, 1)
-    assert optimizer.stats.pushes == 2
-    return str(caught.value)
-
-
-def test_a_second_thread_is_refused(workers: Workers) -> None:
-    (message,) = workers(step_on_two_threads, 1)
-    assert "let one thread make them" in message
 
 
 def change_settings() -> list[str]:

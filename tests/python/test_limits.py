@@ -88,6 +88,18 @@ def test_open_files(workers: Workers) -> None:
         assert "256 open files (RLIMIT_NOFILE); raise it with `ulimit -n`" in text, text
 
 
+def wrap_with_a_low_soft_limit() -> list[Any]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    told = [wrap() for _ in range(20)]  # two descriptors each, at least
+    return [*told, resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)]
+
+
+def test_the_soft_limit_on_open_files_is_raised(workers: Workers) -> None:
+    (told,) = workers(wrap_with_a_low_soft_limit, 1)
+    assert told == [""] * 20 + [True]
+
+
 def start_few(more: int, server: str) -> dict[str, Any]:
     """What a user is told who may have ``more`` processes and threads beside this one's."""
     os.environ["PSPLUS_SERVER"] = server

@@ -7,10 +7,12 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/format.hpp"
 #include "base/futex.hpp"
+#include "base/memory_limits.hpp"
 #include "runtime/shm/job_files.hpp"
 #include "runtime/shm/survivors.hpp"
 
@@ -42,6 +44,11 @@ std::uint64_t random_job_number() {
 
 Result<std::vector<std::byte>> read_whole(const UniqueFd& fd, std::uint64_t size,
                                           std::string_view what) {
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return Status::from_errno("fstat", what, errno);
+  if (static_cast<std::uint64_t>(info.st_size) < size)
+    return Status{StatusCode::kInternal, formatted("{} is cut short", what)};
+  if (Status room = check_memory_available(what, size); !room.ok()) return room;
   std::vector<std::byte> bytes(size);
   std::uint64_t done = 0;
   while (done < size) {
@@ -79,14 +86,16 @@ Status Server::start(std::vector<UniqueFd> segments) {
       if (!segment.ok()) return segment.status();
       handles.push_back(to_handle(std::move(segment).value()));
     }
+    // Before adopt(), which writes: whoever holds the lock still serves.
+    for (const store::SegmentHandle& handle : handles)
+      if (handle.header().kind == store::SegmentKind::kControl)
+        if (Status status = lock(handle); !status.ok()) return status;
     if (Status status = store_.adopt(std::move(handles)); !status.ok()) return status;
   } else {
     if (Status status = store_.create(random_job_number()); !status.ok()) return status;
+    const SegmentId control = store_.control().header.id;
+    if (Status status = lock(store_.segments().at(control)); !status.ok()) return status;
   }
-  const UniqueFd control{::dup(store_.segments().at(store_.control().header.id).fd)};
-  auto lock = lock_control(control, Deadline::after(kLockPatience));
-  if (!lock.ok()) return lock.status();
-  control_lock_ = std::move(lock).value();
   store_.put(store_.control().server_process, static_cast<std::uint32_t>(::getpid()));
   store_.put(store_.control().last_sign_of_life, to_nanoseconds(Clock::now()));
 
@@ -106,6 +115,14 @@ Status Server::start(std::vector<UniqueFd> segments) {
   if (Status status = watch(listener_.fd().get(), kListenerKey, EPOLLIN); !status.ok())
     return status;
   return watch(doorbell_.get(), kDoorbellKey, EPOLLIN);
+}
+
+Status Server::lock(const store::SegmentHandle& control) {
+  const UniqueFd own{::dup(control.fd)};
+  auto lock = lock_control(own, Deadline::after(kLockPatience));
+  if (!lock.ok()) return lock.status();
+  control_lock_ = std::move(lock).value();
+  return {};
 }
 
 Status Server::watch(int fd, std::uint64_t key, std::uint32_t events) const {
@@ -190,7 +207,7 @@ void Server::on_ready(std::uint64_t key, std::uint32_t events) {
   if ((events & EPOLLOUT) != 0) {
     if (!found->second.flush().ok()) return lose(id);
     if (found->second.closing && !found->second.has_queued()) {
-      connections_.erase(found);
+      forget(id);
       return;
     }
     rewatch(id);
@@ -215,7 +232,7 @@ void Server::accept_all() {
     connections_.emplace(id, Connection{std::move(socket).value()});
     if (Status status = watch(fd, socket_key(id), EPOLLIN); !status.ok()) {
       log_(status.message());
-      connections_.erase(id);
+      forget(id);
     }
   }
 }
@@ -269,8 +286,12 @@ void Server::receive(ConnectionId id, UnixMessage message) {
     auto blob = open->has_blob ? read_whole(message.fds[1], open->blob_bytes, "a blob")
                                : Result<std::vector<std::byte>>(std::vector<std::byte>{});
     if (!layout.ok() || !blob.ok()) {
-      log_((layout.ok() ? blob : layout).status().message());
-      return lose(id);
+      const Status& why = (layout.ok() ? blob : layout).status();
+      log_(why.message());
+      if (why.code() != StatusCode::kNoSpace) return lose(id);
+      server::Send refusal{
+          .to = id, .message = wire::Refused{why.code(), false, why.message()}, .segments = {}};
+      return carry_out(refusal);
     }
     event.layout = std::move(layout).value();
     event.blob = std::move(blob).value();
@@ -278,8 +299,19 @@ void Server::receive(ConnectionId id, UnixMessage message) {
   core_->handle(event, Clock::now());
 }
 
+/// A forked child of the worker may hold the process's description open, which would stay watched,
+/// and ready for ever, when our descriptor alone were closed.
+bool Server::forget(ConnectionId id) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return false;
+  if (const UniqueFd& process = found->second.process)
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, process.get(), nullptr);
+  connections_.erase(found);
+  return true;
+}
+
 void Server::lose(ConnectionId id) {
-  if (connections_.erase(id) == 0) return;
+  if (!forget(id)) return;
   core_->handle(server::Lost{id}, Clock::now());
   carry_out_effects();
   list_workers();
@@ -300,7 +332,7 @@ void Server::carry_out_effects() {
       if (found->second.has_queued())
         found->second.closing = true;
       else
-        connections_.erase(found);
+        forget(drop->connection);
     } else if (const auto* const line = std::get_if<server::Log>(&effect)) {
       log_(line->text);
     } else {

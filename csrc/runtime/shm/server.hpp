@@ -36,8 +36,11 @@ class Server {
  private:
   Server(std::string job_dir, server::Config config, Logger log);
   Status start(std::vector<UniqueFd> segments);
+  Status lock(const store::SegmentHandle& control);
   Status watch(int fd, std::uint64_t key, std::uint32_t events) const;
   void rewatch(server::ConnectionId id);
+  /// Drops a connection without a word to the core; false if there is none.
+  bool forget(server::ConnectionId id);
   void sleep_or_poll(bool busy);
   void on_ready(std::uint64_t key, std::uint32_t events);
   void accept_all();
