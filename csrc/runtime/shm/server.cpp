@@ -299,8 +299,8 @@ void Server::receive(ConnectionId id, UnixMessage message) {
   core_->handle(event, Clock::now());
 }
 
-/// A forked child of the worker may hold the process's description open, which would stay watched,
-/// and ready for ever, when our descriptor alone were closed.
+/// Who sent the process's descriptor may keep it open: its description would stay watched when only
+/// ours were closed, and be ready for ever once that process ends.
 bool Server::forget(ConnectionId id) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return false;

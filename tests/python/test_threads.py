@@ -1,8 +1,5 @@
-"""Other threads and forked children of a worker."""
+"""Calls of several threads of one worker."""
 
-import os
-import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +10,7 @@ import pytest
 import torch
 from problems import gradients_at, make_model
 from torch import nn
-from workers import start_worker, wait_for_file, wait_workers
+from workers import wait_for_file
 
 import psplus
 
@@ -94,37 +91,3 @@ def test_closing_does_not_wait_for_another_threads_call(workers: Workers, clean_
     told, _ = workers(close_while_another_thread_waits, 2, meeting=str(clean_job))
     assert told[0] < 10.0
     assert told[1:] == [False, "this session is closed"]
-
-
-def leave_a_child_behind() -> float:
-    """Rank 1 dies, a child that it forked lives on with its descriptors: no work for the server."""
-    model = make_model()
-    optimizer = wrapped(model)
-    step(model, optimizer)
-    if psplus.config.read().rank == 1:
-        if os.fork() == 0:
-            time.sleep(6.0)
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGKILL)
-    while optimizer.stats.num_workers > 1:
-        time.sleep(0.01)
-    server = psplus.session._attachment.native.server_pid
-
-    def busy() -> float:
-        fields = Path(f"/proc/{server}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    before = busy()
-    time.sleep(2.0)
-    spent = busy() - before
-    optimizer.close()
-    return spent
-
-
-def test_a_dead_workers_child_does_not_keep_the_server_busy(clean_job: Path) -> None:
-    job = secrets.token_hex(8)
-    processes = [start_worker(leave_a_child_behind, rank, 2, clean_job, job) for rank in range(2)]
-    first, second = wait_workers(processes, clean_job, limit=60)
-    assert second.status == -signal.SIGKILL
-    assert first.status == 0, first.stderr
-    assert first.result < 0.5
