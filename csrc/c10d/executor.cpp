@@ -6,6 +6,8 @@
 
 #include <pthread.h>
 
+#include "base/counted.hpp"
+
 namespace psplus::pg {
 namespace {
 
@@ -29,27 +31,8 @@ void await_callbacks(Deadline deadline) {
   (void)threads.changed.wait_until(lock, deadline.at(), [&] { return threads.count == 0; });
 }
 
-/// Counts a thread while it lives. The interpreter's end may unwind a callback and all that called
-/// it, so what must be undone is undone by destructors, and no function below is noexcept.
-class Executor::Counted {
- public:
-  Counted(std::size_t& count, std::condition_variable& changed, std::unique_lock<std::mutex>& lock)
-      : count_(count), changed_(changed), lock_(lock) {
-    ++count_;
-  }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
-  ~Counted() {
-    if (!lock_.owns_lock()) lock_.lock();
-    --count_;
-    changed_.notify_all();
-  }
-
- private:
-  std::size_t& count_;
-  std::condition_variable& changed_;
-  std::unique_lock<std::mutex>& lock_;
-};
+// The interpreter's end may unwind a callback and all that called it, so what must be undone is
+// undone by destructors, and no function below is noexcept.
 
 Executor::~Executor() {
   // Whoever is left here sat in a callback when the group was shut down; one of them may run this.

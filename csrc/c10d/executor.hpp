@@ -48,8 +48,6 @@ class Executor : public std::enable_shared_from_this<Executor> {
  private:
   using WorkPtr = c10::intrusive_ptr<GroupWork>;
 
-  class Counted;
-
   void serve();
   void run_next(std::unique_lock<std::mutex>& lock);
   void attend();

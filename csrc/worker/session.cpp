@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/counted.hpp"
 #include "base/format.hpp"
 #include "base/futex.hpp"
 #include "base/host_name.hpp"
@@ -101,22 +102,12 @@ Result<wire::ToWorker> Session::ask(const wire::ToServer& request, const std::ve
     lock.lock();
     return hopeful;
   };
-  while (asking_) {
+  while (asking_ > 0) {
     changed_.wait_for(lock, kLook);
-    if (!asking_) break;
+    if (asking_ == 0) break;
     if (Status hopeful = look(); !hopeful.ok()) return hopeful;
   }
-  asking_ = true;
-  const auto result = ask_alone(request, fds, lock, look);
-  asking_ = false;
-  changed_.notify_all();
-  return result;
-}
-
-Result<wire::ToWorker> Session::ask_alone(const wire::ToServer& request,
-                                          const std::vector<int>& fds,
-                                          std::unique_lock<std::mutex>& lock,
-                                          const std::function<Status()>& look) {
+  const Counted one_at_a_time{asking_, changed_, lock};
   std::uint32_t asked_in = 0;  // life_ counts from 1
   answer_.reset();
   // Also an extent that has been opened before, by a caller that then failed, gets an answer.

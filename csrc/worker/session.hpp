@@ -93,10 +93,6 @@ class Session {
   Status welcome(const wire::Welcome& message, std::vector<UniqueFd> fds);
   void fail(Status status);
   void wake_waiters() noexcept;
-  /// ask() once no other request is unanswered; `lock` is on mutex_, and `look` lets go of it.
-  Result<wire::ToWorker> ask_alone(const wire::ToServer& request, const std::vector<int>& fds,
-                                   std::unique_lock<std::mutex>& lock,
-                                   const std::function<Status()>& look);
   [[nodiscard]] Status send(const wire::ToServer& message, const std::vector<int>& fds);
 
   const SessionOptions options_;
@@ -116,7 +112,7 @@ class Session {
 
   mutable std::mutex mutex_;  ///< guards everything below but thread_
   std::condition_variable changed_;
-  bool asking_ = false;  ///< a request is unanswered; the next one waits
+  std::size_t asking_ = 0;  ///< requests without an answer: one, for which the next ones wait
   UnixSocket socket_;
   UniqueFd server_process_;
   UniqueFd doorbell_;

@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 from psplus.errors import Error
-from psplus.optim.names import NamedParameter
+from psplus.optim.names import NamedParameter, held_by
 from psplus.optim.nonfinite import (
     CheckedClosure,
     GradientCheck,
@@ -167,7 +167,7 @@ class LocalEngine(Engine):
         return self._check.first_bad()
 
     def _optimizer_has_changed(self) -> bool:
-        held = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
+        held = held_by(self._optimizer)
         known = [p.tensor for p in self._parameters]
         return len(held) != len(known) or not all(map(is_, held, known))
 

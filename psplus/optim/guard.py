@@ -130,14 +130,6 @@ def _sample_views(tensor: torch.Tensor) -> list[torch.Tensor]:
     step = max(1, -(-whole.numel() // _SAMPLES))
     if whole.is_contiguous():
         return [part.view(-1)[::step] for part in parts]
-    places = [_unravel(at, whole.shape) for at in range(0, whole.numel(), step)]
+    index = torch.unravel_index(torch.arange(0, whole.numel(), step), whole.shape)
+    places = list(zip(*(along.tolist() for along in index), strict=True))
     return [part[place].view(1) for part in parts for place in places]
-
-
-def _unravel(at: int, shape: torch.Size) -> tuple[int, ...]:
-    """The index of the element at ``at`` in row-major order."""
-    index: list[int] = []
-    for size in reversed(shape):
-        at, rest = divmod(at, size)
-        index.insert(0, rest)
-    return tuple(index)

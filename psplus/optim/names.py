@@ -7,7 +7,7 @@ import torch
 
 from psplus.errors import ConfigError
 
-__all__ = ["NamedParameter", "NamedParameters", "name_group", "name_parameters"]
+__all__ = ["NamedParameter", "NamedParameters", "held_by", "name_group", "name_parameters"]
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]] | Mapping[str, torch.Tensor]
 
@@ -19,6 +19,11 @@ class NamedParameter:
     name: str
     tensor: torch.Tensor
     group: int
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The optimizer's parameters in its own order."""
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def name_parameters(

@@ -18,7 +18,7 @@ from psplus.optim.checks import check_for_server, check_parameters, declare_para
 from psplus.optim.engine import Closure, Engine
 from psplus.optim.exclusive import Exclusive, exclusive
 from psplus.optim.guard import OutsideWrites, WriteGuard
-from psplus.optim.names import NamedParameter
+from psplus.optim.names import NamedParameter, held_by
 from psplus.optim.turn import StepTurn, TurnState
 from psplus.profiling import named_range
 from psplus.schemes.base import Scheme
@@ -295,8 +295,7 @@ class ServerEngine(Exclusive, Engine):
             self._guard.check_kinds()
 
     def _check_groups(self) -> None:
-        groups = self._state.optimizer.param_groups
-        tensors = [tensor for group in groups for tensor in group["params"]]
+        tensors = held_by(self._state.optimizer)
         if len(tensors) != len(self._state.tensors):
             raise ConfigError(
                 f"the inner optimizer holds {len(tensors)} parameters, psplus knows of "

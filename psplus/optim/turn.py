@@ -110,8 +110,10 @@ class StepTurn(Turn):
                 self._skip_for_gradient(found.name)
                 return
             # A hook of the optimizer may have made one.
-            made = (tensor.grad is not None for tensor in state.tensors)
-            self._carried = [any(pair) for pair in zip(self._carried, made, strict=True)]
+            self._carried = [
+                carried or tensor.grad is not None
+                for carried, tensor in zip(self._carried, state.tensors, strict=True)
+            ]
             bad = state.stream.write_delta(state.tensors, self._carried)
         self._skipped_for_update(bad)
 

@@ -119,7 +119,7 @@ def hooks_and_what_they_see(
         handle.remove()
     whats = ["pre all", "pre", "post", "post all"]
     assert [(what, opt) for what, opt, _ in seen] == [(what, inner) for what in whats] * 2
-    assert [count for *_, count in seen] in ([1] * 4 + [2] * 4,)
+    assert [count for *_, count in seen] == [1] * 4 + [2] * 4
 
 
 def a_wrong_answer(

@@ -1,5 +1,6 @@
 """Calls of several threads of one worker."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -7,25 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from problems import gradients_at, make_model
-from torch import nn
+from test_errors import step, wrapped
 from workers import wait_for_file
 
 import psplus
 
 Workers = Callable[..., list[Any]]
-
-
-def wrapped(model: nn.Module, **options: Any) -> psplus.DistributedOptimizer:
-    session = psplus.connect(server="always")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return psplus.wrap(optimizer, "asp", model=model, session=session, **options)
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int = 0) -> None:
-    gradients_at(model, 0, number)
-    optimizer.step()
 
 
 def step_on_two_threads() -> str:
@@ -59,25 +48,31 @@ def test_a_second_thread_is_refused(workers: Workers) -> None:
 
 
 def close_while_another_thread_waits(meeting: str) -> list[Any]:
-    """Rank 1 never wraps; rank 0 waits for it on a thread, and closes on another."""
+    """Rank 1 attaches and never wraps; rank 0 waits for it on a thread, and closes on another."""
     done = Path(meeting) / "done"
     if psplus.config.read().rank == 1:
-        psplus.connect()
+        psplus.connect(server="always").attach(straggler_timeout=60.0)
         wait_for_file(done)
         return []
     told: list[str] = []
+    waits = threading.Event()
+
+    def note(record: logging.LogRecord) -> bool:
+        if "waits for others to wrap their optimizers; rank 1 is missing" in record.getMessage():
+            waits.set()
+        return True
+
+    logging.getLogger("psplus").addFilter(note)
 
     def wait() -> None:
         try:
-            wrapped(make_model(), timeout=60.0)
+            wrapped(make_model(), timeout=1.0, straggler_timeout=60.0)
         except psplus.Error as error:
             told.append(str(error))
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while psplus.session._attachment.native is None:
-        time.sleep(0.01)
-    time.sleep(0.5)
+    assert waits.wait(20)  # told from inside the call that close() must not wait for
     begin = time.monotonic()
     with pytest.raises(psplus.TimeoutError):
         psplus.connect().close(timeout=1.0)
